@@ -1,4 +1,4 @@
-//! A check as data: what was examined, what was found, why it matters, how to fix it.
+//! A check: what was found, why it matters, and how to fix it.
 
 use serde::Serialize;
 
@@ -6,15 +6,15 @@ use serde::Serialize;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// As it should be.
+    /// As required.
     Pass,
     /// Information only.
     Info,
-    /// It could not be determined; `fix` says how to.
+    /// Could not be determined; `fix` says how to.
     Unknown,
-    /// It costs speed, or some routes.
+    /// Costs speed, or prevents some routes.
     Warn,
-    /// It prevents all direct routes.
+    /// Prevents all direct routes.
     Fail,
 }
 
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_for_people() {
+    fn sizes_are_formatted() {
         for (count, text) in
             [(0, "0 bytes"), (16 << 10, "16 KiB"), (1536 << 20, "1.5 GiB"), (u64::MAX, "16 EiB")]
         {

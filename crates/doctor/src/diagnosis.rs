@@ -17,7 +17,7 @@ pub struct Diagnosis {
     pub checks: Vec<Check>,
     /// The routes, the best of each pair first.
     pub routes: Vec<RouteRow>,
-    /// Recommendation for each GPU, device and direction.
+    /// A recommendation for each GPU, device and direction.
     pub advice: Vec<Advice>,
     /// Names by address, for display.
     #[serde(skip)]
@@ -39,7 +39,7 @@ pub struct Only {
 /// Diagnoses a machine.
 #[must_use]
 pub fn examine(facts: &Facts, only: &Only, system: Option<&str>) -> Diagnosis {
-    let wanted = |wish: Option<Address>, address: &str| wish.is_none_or(|wish| wish.to_string() == address);
+    let wanted = |only: Option<Address>, address: &str| only.is_none_or(|only| only.to_string() == address);
     let mut routes = routes::table(facts);
     routes.retain(|row| wanted(only.gpu, &row.gpu) && wanted(only.device, &row.device));
     let mut checks = checks::all(facts, only);

@@ -1,4 +1,4 @@
-//! Fixes that several checks and routes recommend, with what each costs or exposes, and where it is withheld.
+//! Fixes that several checks and routes recommend, each with its cost. A fix is withheld where it could disrupt a user.
 
 use onehop_gpu::cuda::register_gap;
 use onehop_pci::{Address, Device};
@@ -8,7 +8,7 @@ use crate::facts::drive::DriveFacts;
 use crate::facts::gpu::GpuFacts;
 use crate::pair::list;
 
-/// The cost of loading NVIDIA's kernel driver anew.
+/// The cost of reloading NVIDIA's kernel driver.
 pub(crate) const RELOAD: &str = "which requires every program on the GPUs to end";
 pub(crate) const RELAXED: &str = "Load the module onehop, which needs no BAR in user space (docs/kernel-module.md). Or boot with \
                                   iomem=relaxed: root's programs may then map registers and memory that drivers use, and \
@@ -21,7 +21,7 @@ const VMD_OFF: &str = "disable VMD (also called RST or RAID mode) in the firmwar
 /// The first driver that maps device registers for GPUs under every kernel.
 const REGISTER_DRIVER: (u32, u32, u32) = (570, 133, 7);
 
-/// A command that detaches the drive for a while, unless it is or may be in use.
+/// A command that detaches the drive for a while, withheld if the drive is or may be in use.
 pub(crate) fn unless_used(drive: &DriveFacts, command: String) -> String {
     match drive.may_be_in_use() {
         None => command,
@@ -31,21 +31,21 @@ pub(crate) fn unless_used(drive: &DriveFacts, command: String) -> String {
     }
 }
 
-/// What determines a drive's users.
-pub(crate) fn show_users(facts: &Facts) -> &'static str {
+/// How to find out who uses a drive.
+pub(crate) fn users_fix(facts: &Facts) -> &'static str {
     match (facts.place.known, facts.place.root) {
         (false, _) => "Mount /proc: without its mount table no drive is claimed",
         (true, false) => "Run doctor as root: other users' programs are hidden from you",
         (true, true) => {
-            "Resolve what it names. A container hides programs and devices: run doctor on the host, with /proc, /dev and \
+            "Resolve the reason given. A container hides programs and devices: run doctor on the host, with /proc, /dev and \
              /sys/kernel/config mounted"
         }
     }
 }
 
-/// How to disable VMD, which moves all drives behind it, unless one of them is or may be in use. The firmware setup may
-/// have one switch for several VMDs.
-pub(crate) fn vmd_off(facts: &Facts) -> String {
+/// How to disable VMD, withheld if a drive behind any VMD is or may be in use: the firmware setup may have one switch
+/// for all of them.
+pub(crate) fn vmd_fix(facts: &Facts) -> String {
     let behind = |drive: &&DriveFacts| {
         drive.address.and_then(|at| facts.device(at)).is_some_and(|device| device.behind_vmd)
     };
@@ -65,14 +65,14 @@ pub(crate) fn vmd_off(facts: &Facts) -> String {
     format!("To reach it without VMD: {how}")
 }
 
-/// The fix for a drive whose group contains the GPU, which VFIO would claim too.
-const KEEP_THE_GPU: &str = "CUDA needs the GPU in this group: load the kernel module onehop, which claims a drive \
+/// The fix for a drive whose IOMMU group contains the GPU, which VFIO would detach too.
+const GPU_IN_GROUP: &str = "CUDA needs the GPU in this group: load the kernel module onehop, which claims a drive \
                                        without its group (docs/kernel-module.md), or move the drive to another slot";
 
-/// What to do about other devices in a drive's group. Devices in use, and those of unknown purpose, stay.
-pub(crate) fn apart(facts: &Facts, others: &[Address]) -> String {
+/// What to do about other devices in a drive's IOMMU group. Devices that are or may be in use stay bound.
+pub(crate) fn isolation_fix(facts: &Facts, others: &[Address]) -> String {
     if facts.has_gpu(others) {
-        return KEEP_THE_GPU.into();
+        return GPU_IN_GROUP.into();
     }
     let free = |other: &Address| match facts.drive(*other) {
         Some(drive) => drive.may_be_in_use().is_none(),
@@ -90,7 +90,7 @@ pub(crate) fn apart(facts: &Facts, others: &[Address]) -> String {
     }
 }
 
-/// A device of this one's IOMMU group that is or may be in use: the group's type must not be changed then.
+/// A device of this one's IOMMU group that is or may be in use. The group's type must then not be changed.
 pub(crate) fn group_user(facts: &Facts, address: Address) -> Option<Address> {
     let in_use = |at: &Address| match facts.drive(*at) {
         Some(drive) => drive.may_be_in_use().is_some(),
@@ -100,7 +100,7 @@ pub(crate) fn group_user(facts: &Facts, address: Address) -> Option<Address> {
     group.devices.iter().copied().find(in_use)
 }
 
-/// Whether the device has a driver that VFIO does not tolerate in a group.
+/// Whether the device has a driver that keeps VFIO from using its group.
 pub(crate) fn is_driven(device: &Device) -> bool {
     device.driver.as_deref().is_some_and(|driver| !["vfio-pci", "pcieport", "pci-stub"].contains(&driver))
 }
@@ -109,7 +109,7 @@ const IOMMU_OF_A_VM: &str =
     "A virtual machine has an IOMMU only if its host provides one (QEMU: -device intel-iommu)";
 const TRANSLATES: &str = "DMA of every device is then translated, which costs some throughput";
 
-/// How to enable this machine's IOMMU, and the option with which it translates for VFIO alone. AMD's is on by default.
+/// How to enable this machine's IOMMU, and the boot option that limits translation to VFIO. AMD's is on by default.
 fn iommu(facts: &Facts) -> (&'static str, &'static str) {
     match facts.kernel.cpu.vendor.as_str() {
         "GenuineIntel" => {
@@ -124,16 +124,16 @@ fn iommu(facts: &Facts) -> (&'static str, &'static str) {
 }
 
 /// How to enable an IOMMU, for VFIO.
-pub(crate) fn iommu_on(facts: &Facts) -> String {
+pub(crate) fn iommu_fix(facts: &Facts) -> String {
     if facts.machine.is_virtual() {
         return IOMMU_OF_A_VM.into();
     }
     let (enable, pass) = iommu(facts);
-    format!("{enable}. {TRANSLATES}; with {pass}, only that of devices under VFIO is")
+    format!("{enable}. {TRANSLATES}; with {pass}, only the DMA of devices under VFIO is")
 }
 
-/// How to have an IOMMU translate the addresses of a device.
-pub(crate) fn translation_on(facts: &Facts, device: Address) -> String {
+/// How to make an IOMMU translate the addresses of a device.
+pub(crate) fn translation_fix(facts: &Facts, device: Address) -> String {
     let (enable, pass) = iommu(facts);
     let boot = format!("without {pass} (iommu.passthrough=0 overrides the kernel's default). {TRANSLATES}");
     if facts.device(device).and_then(|device| facts.tree.group_of(device)).is_some() {
@@ -146,7 +146,7 @@ pub(crate) fn translation_on(facts: &Facts, device: Address) -> String {
 }
 
 /// How to get a larger BAR1.
-pub(crate) fn rebar(facts: &Facts, gpu: &GpuFacts) -> &'static str {
+pub(crate) fn rebar_fix(facts: &Facts, gpu: &GpuFacts) -> &'static str {
     match gpu.resizable {
         _ if facts.machine.is_virtual() => {
             "A virtual machine gets BAR1 from its host: enable Above 4G Decoding and Resizable BAR there, then pass the GPU \
@@ -159,8 +159,8 @@ pub(crate) fn rebar(facts: &Facts, gpu: &GpuFacts) -> &'static str {
     }
 }
 
-/// How a device gets addresses of the GPU's memory without dma-bufs, and with them where the GPU exports any.
-pub(crate) fn static_bar1(gpu: &GpuFacts) -> String {
+/// How to map the GPU's memory for a device: by a static BAR1, or by dma-bufs if the GPU exports them.
+pub(crate) fn static_bar1_fix(gpu: &GpuFacts) -> String {
     if gpu.before_turing() {
         return "Use cpu/pinned: a GPU older than Turing exports no dma-bufs, and no static BAR1 of one is known"
             .into();
@@ -177,15 +177,16 @@ pub(crate) fn static_bar1(gpu: &GpuFacts) -> String {
     )
 }
 
-/// Why a GPU of this driver cannot have a drive's registers, and what helps; `None` if it can. `old` is whether the GPU
-/// is older than Turing: the open modules do not drive it.
+/// Why this driver cannot map a drive's registers for the GPU, and the fix; `None` if it can. `old` means that the GPU
+/// is older than Turing, which the open modules do not drive.
 pub(crate) fn registers(facts: &Facts, old: bool) -> Option<(String, String)> {
     let (kernel, nvidia) = (facts.kernel.version(), &facts.nvidia);
     let gap = register_gap(kernel, nvidia.numbers(), nvidia.open)?;
-    // What it says after the colon is to be installed.
+    // The text after the colon recommends a driver; the fix below replaces it.
     let gap = gap.split_once(": install").map_or(&*gap, |(gap, _)| gap).to_owned();
     if !old {
-        let fix = format!("Install NVIDIA's open kernel modules, 570.133.07 or later{}", loading(facts));
+        let fix =
+            format!("Install NVIDIA's open kernel modules, 570.133.07 or later{}", open_modules_cost(facts));
         return Some((gap, fix));
     }
     if register_gap(kernel, Some(REGISTER_DRIVER), Some(false)).is_none() {
@@ -198,7 +199,7 @@ pub(crate) fn registers(facts: &Facts, old: bool) -> Option<(String, String)> {
 }
 
 /// The cost of installing the open kernel modules.
-pub(crate) fn loading(facts: &Facts) -> String {
+pub(crate) fn open_modules_cost(facts: &Facts) -> String {
     let old: Vec<_> = facts.gpus.iter().filter(|gpu| gpu.before_turing()).map(|gpu| gpu.address).collect();
     let lost = if old.is_empty() {
         String::new()

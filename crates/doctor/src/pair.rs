@@ -6,9 +6,9 @@ use crate::facts::Facts;
 use crate::facts::gpu::GpuFacts;
 use crate::facts::vm::Virtual;
 
-/// Intel server host bridges that the kernel's P2PDMA trusts, also with each other.
+/// Intel server host bridges that the kernel's P2PDMA trusts, even between two of them.
 const INTEL_TRUSTED: [u16; 6] = [0x2030, 0x2031, 0x2032, 0x2033, 0x2020, 0x09a2];
-/// Those that it trusts below one host bridge only.
+/// Intel host bridges that it trusts only if both devices are below the same one.
 const INTEL_SAME_BRIDGE: [u16; 4] = [0x3c00, 0x3c01, 0x2f00, 0x2f01];
 const INTEL: u16 = 0x8086;
 /// The first CPU family of AMD's Zen.
@@ -28,10 +28,10 @@ pub struct DevicePair<'a> {
     pub path: Option<Path>,
 }
 
-/// Whether transfers are forwarded.
+/// Whether transfers between the two devices get through.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Passes {
-    /// Hardware or kernel say so.
+    /// The topology or the kernel's list says so.
     Expected(String),
     /// It works on some similar machines.
     Perhaps(String),
@@ -50,19 +50,19 @@ impl<'a> DevicePair<'a> {
     /// The narrowest link on the path: bytes per second, the link, and its device. `None` if links set no limit.
     pub fn narrowest(&self) -> Option<(f64, Link, Address)> {
         let path = self.path.as_ref()?;
-        if self.unbounded().is_some() {
+        if self.why_unlimited().is_some() {
             return None;
         }
         let ends = [self.device.address, self.gpu_device.address];
         let links = path.up.iter().chain(&path.down).chain(&ends).filter_map(|address| {
-            let link = self.awake(*address)?;
+            let link = self.active_link(*address)?;
             Some((link.rate()?, link, *address))
         });
         links.min_by(|a, b| a.0.total_cmp(&b.0))
     }
 
-    /// A link in its active state: an idle GPU slows down its own link, and so both ends.
-    fn awake(&self, address: Address) -> Option<Link> {
+    /// A device's link in its active state: an idle GPU lowers the speed at both ends of its link.
+    fn active_link(&self, address: Address) -> Option<Link> {
         let link = self.facts.link(self.facts.device(address)?);
         let ends = [Some(self.gpu_device.address), self.gpu_device.parents.last().copied()];
         let speed = if ends.contains(&Some(address)) { link.max_speed.or(link.speed) } else { link.speed };
@@ -70,13 +70,13 @@ impl<'a> DevicePair<'a> {
     }
 
     /// Why the links on the path set no limit, and the source.
-    pub fn unbounded(&self) -> Option<(String, &str)> {
+    pub fn why_unlimited(&self) -> Option<(String, &str)> {
         if let Virtual::Yes(by) = &self.facts.machine {
-            let why = "a virtual machine's ports need not show the real links";
+            let why = "a virtual machine's ports may not show the real links";
             return Some((why.into(), by));
         }
         [self.device, self.gpu_device].into_iter().find_map(|end| {
-            let (why, by) = self.facts.link_that_bounds_nothing(end)?;
+            let (why, by) = self.facts.why_link_sets_no_limit(end)?;
             Some((format!("{} is {why}", end.address), by))
         })
     }
@@ -87,7 +87,7 @@ impl<'a> DevicePair<'a> {
         ends.iter().filter(|end| self.facts.link(end).rate().is_none()).map(|end| end.address).collect()
     }
 
-    /// Ports on the path that redirect packets to the root complex, and those that could not be read.
+    /// Ports on the path whose ACS redirects packets to the root complex, and ports whose ACS could not be read.
     pub fn redirecting(&self) -> (Vec<Address>, Vec<Address>) {
         let Some(path) = &self.path else { return Default::default() };
         let ports = self.facts.tree.access_control(path);
@@ -97,12 +97,12 @@ impl<'a> DevicePair<'a> {
         (pick(|acs| acs.is_some_and(|acs| acs.redirects())), pick(Option::is_none))
     }
 
-    /// Whether writes of one reach the other: posted packets, the direction that works more often.
+    /// Whether writes get through: posted packets, which more machines forward than reads.
     pub fn writes(&self) -> Passes {
         self.passes(true)
     }
 
-    /// Whether reads work.
+    /// Whether reads get through.
     pub fn reads(&self) -> Passes {
         self.passes(false)
     }
@@ -173,7 +173,7 @@ impl<'a> DevicePair<'a> {
         }
     }
 
-    /// Whether the kernel's list has this machine's host bridge.
+    /// Whether the kernel's list contains this machine's host bridge.
     fn trusted_intel(&self, path: &Path) -> bool {
         // The kernel checks function 00.0 of the host bridge's first bus.
         let bridge = |device: &Device| {
@@ -191,7 +191,7 @@ impl<'a> DevicePair<'a> {
     }
 }
 
-/// Whether a CPU is an EPYC 4004 or 4005: a desktop die and root complex with a server's name.
+/// Whether a CPU is an EPYC 4004 or 4005, which has a desktop die and root complex.
 fn is_desktop_epyc(name: &str) -> bool {
     let number = |word: &str| word.len() >= 4 && word.as_bytes()[..4].iter().all(u8::is_ascii_digit);
     name.contains("EPYC") && name.split(' ').any(|word| word.starts_with('4') && number(word))

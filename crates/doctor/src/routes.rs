@@ -1,5 +1,5 @@
-//! The table of routes: for each GPU, device and direction, which routes work, which do not and why, and which are
-//! untested; and the change that would help most.
+//! The route table: for each GPU, device and direction, which routes work, which do not and why, and which are
+//! untested. Also the most useful change for each.
 
 pub(crate) mod needs;
 
@@ -11,7 +11,7 @@ use crate::facts::gpu::GpuFacts;
 use crate::pair::DevicePair;
 use needs::{Need, NeedState, Needs};
 
-/// The direction of the bytes.
+/// The direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
@@ -75,7 +75,7 @@ pub struct RouteRow {
     pub reason: String,
     /// How to fix or test it.
     pub fix: Option<String>,
-    /// Number of missing, then of doubtful needs.
+    /// Number of missing needs, and of doubtful ones.
     #[serde(skip)]
     missing: (usize, usize),
 }
@@ -91,16 +91,16 @@ pub struct Advice {
     pub direction: Direction,
     /// The best route that was tried and works.
     pub now: Option<&'static str>,
-    /// A better one.
+    /// A better route.
     pub next: Option<&'static str>,
-    /// The change or test that leads from one to the other.
+    /// The change or test that enables the better route.
     pub change: Option<String>,
 }
 
 /// Routes of a drive, the best first.
 const NVME: [&str; 8] =
     ["gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct", "cpu/pinned", "cpu/cached", "cufile"];
-/// Routes of a card that is commanded by the CPU.
+/// Routes of an RDMA card or SDR board, which the CPU controls.
 const CARD: [&str; 2] = ["cpu/direct", "cpu/pinned"];
 const BOTH: [Direction; 2] = [Direction::ToGpu, Direction::FromGpu];
 
@@ -125,17 +125,17 @@ pub(crate) fn table(facts: &Facts) -> Vec<RouteRow> {
 }
 
 fn drive_rows(pair: &DevicePair<'_>, drive: &DriveFacts) -> Vec<RouteRow> {
-    let of = |direction| {
+    let rows = |direction| {
         NVME.map(|route| row(pair, "nvme", direction, route, drive_needs(pair, drive, direction, route)))
     };
-    BOTH.into_iter().flat_map(of).collect()
+    BOTH.into_iter().flat_map(rows).collect()
 }
 
 fn card_rows(pair: &DevicePair<'_>, kind: &'static str) -> Vec<RouteRow> {
-    let of = |direction| {
+    let rows = |direction| {
         CARD.map(|route| row(pair, kind, direction, route, card_needs(pair, kind, direction, route)))
     };
-    BOTH.into_iter().flat_map(of).collect()
+    BOTH.into_iter().flat_map(rows).collect()
 }
 
 /// What a route needs, in the order in which to fix it.
@@ -146,7 +146,7 @@ fn drive_needs(pair: &DevicePair<'_>, drive: &DriveFacts, direction: Direction, 
         list.push(needs.cufile());
         return list;
     }
-    if route == "cpu/pinned" && is_ours(pair) {
+    if route == "cpu/pinned" && is_detached_from_kernel(pair) {
         list.extend([needs.awake(), needs.claimable(), needs.copies()]);
         return list;
     }
@@ -160,11 +160,11 @@ fn drive_needs(pair: &DevicePair<'_>, drive: &DriveFacts, direction: Direction, 
     }
     if route != "gpu/tier1" {
         list.push(needs.window());
-        // Completions or data are written into GPU memory, except for a CPU-driven write.
+        // The drive writes data or completions into GPU memory, unless the CPU drives it and the data leaves the GPU.
         if direction == Direction::ToGpu || matches!(route, "gpu/tier3" | "gpu/posted") {
             list.push(needs.writes());
         }
-        // The drive reads entries in GPU memory, and data that leaves it.
+        // The drive reads queue entries in GPU memory, and data that leaves the GPU.
         if direction == Direction::FromGpu || route == "gpu/tier3" {
             list.push(needs.reads());
         }
@@ -172,8 +172,8 @@ fn drive_needs(pair: &DevicePair<'_>, drive: &DriveFacts, direction: Direction, 
     list
 }
 
-/// Whether the drive was detached from the kernel for drivers like onehop's.
-fn is_ours(pair: &DevicePair<'_>) -> bool {
+/// Whether the drive is bound to a driver that serves onehop rather than the kernel.
+fn is_detached_from_kernel(pair: &DevicePair<'_>) -> bool {
     matches!(pair.device.driver.as_deref(), Some("vfio-pci" | "onehop"))
 }
 
@@ -206,7 +206,7 @@ fn row(
     let worst = first(NeedState::Missing)
         .or_else(|| first(NeedState::Doubtful))
         .or_else(|| first(NeedState::Unknown));
-    let tried = needs.iter().all(|need| matches!(need.state, NeedState::Tried));
+    let all_tried = needs.iter().all(|need| matches!(need.state, NeedState::Tried));
     let (verdict, reason, fix) = match worst {
         Some(need) if need.state == NeedState::Missing => {
             (Verdict::No, need.reason.clone(), need.fix.clone())
@@ -214,24 +214,24 @@ fn row(
         Some(need) => (
             Verdict::Untested,
             need.reason.clone(),
-            need.fix.clone().or_else(|| trial(pair, kind, direction, route)),
+            need.fix.clone().or_else(|| test_command(pair, kind, direction, route)),
         ),
-        None if tried => (Verdict::Yes, said(&needs), None),
+        None if all_tried => (Verdict::Yes, last_reason(&needs), None),
         None => {
             let reason = "nothing known prevents it; only a transfer with compared bytes proves it";
-            (Verdict::Untested, reason.to_owned(), trial(pair, kind, direction, route))
+            (Verdict::Untested, reason.to_owned(), test_command(pair, kind, direction, route))
         }
     };
     let (gpu, device) = (pair.gpu.address.to_string(), pair.device.address.to_string());
     RouteRow { gpu, device, kind, direction, route, verdict, reason, fix, missing }
 }
 
-fn said(needs: &[Need]) -> String {
+fn last_reason(needs: &[Need]) -> String {
     needs.last().map_or_else(String::new, |need| need.reason.clone())
 }
 
-/// The command that tests it, if this build has one.
-fn trial(pair: &DevicePair<'_>, kind: &str, direction: Direction, route: &str) -> Option<String> {
+/// The command that tests a route, if there is one.
+fn test_command(pair: &DevicePair<'_>, kind: &str, direction: Direction, route: &str) -> Option<String> {
     if kind != "nvme" || route == "cpu/cached" {
         return None;
     }
@@ -249,7 +249,7 @@ fn trial(pair: &DevicePair<'_>, kind: &str, direction: Direction, route: &str) -
         ("cufile", Direction::FromGpu) => {
             format!("Measure it: onehop bench sweep --create FILE --io write -g {gpu} --route cufile")
         }
-        ("cpu/pinned", _) if !is_ours(pair) => {
+        ("cpu/pinned", _) if !is_detached_from_kernel(pair) => {
             format!("Test it: onehop read FILE -g {gpu} --route {route} --verify")
         }
         (_, Direction::ToGpu) => {
@@ -273,7 +273,7 @@ pub(crate) fn advice(rows: &[RouteRow]) -> Vec<Advice> {
 fn advise(rows: &[RouteRow]) -> Advice {
     let best = rows.iter().position(|row| row.verdict == Verdict::Yes);
     let better = rows[..best.unwrap_or(rows.len())].iter().filter(|row| row.fix.is_some());
-    // The fewest fixes; among equals, the better route.
+    // The route with the fewest missing needs; of those, the better one.
     let next = better.min_by_key(|row| row.missing);
     let first = &rows[0];
     Advice {
@@ -286,7 +286,7 @@ fn advise(rows: &[RouteRow]) -> Advice {
     }
 }
 
-/// A GPU's name for display.
+/// A GPU's display name.
 pub(crate) fn gpu_title(gpu: &GpuFacts) -> String {
     match gpu.ordinal {
         Some(ordinal) => format!("GPU {ordinal} {} ({})", gpu.name, gpu.address),

@@ -21,7 +21,7 @@ pub struct Style {
 pub fn render(diagnosis: &Diagnosis, style: Style) -> String {
     let (mut diagnosis, hidden) = if style.all { (diagnosis.clone(), 0) } else { nearest(diagnosis) };
     // Before colours are added: names of devices and files may contain terminal escapes.
-    make_visible(&mut diagnosis);
+    replace_control_characters(&mut diagnosis);
     let diagnosis = &diagnosis;
     let mut text = String::new();
     if let Some(system) = &diagnosis.system {
@@ -30,10 +30,10 @@ pub fn render(diagnosis: &Diagnosis, style: Style) -> String {
     for group in diagnosis.checks.chunk_by(|a, b| a.group == b.group) {
         let _ = writeln!(text, "\n{}", style.strong(group[0].group.title()));
         for check in group {
-            one(&mut text, check, style);
+            write_check(&mut text, check, style);
         }
     }
-    routes(&mut text, diagnosis, style);
+    write_routes(&mut text, diagnosis, style);
     if hidden > 0 {
         let (pairs, them) = if hidden == 1 { ("pair", "it") } else { ("pairs", "them") };
         let _ = writeln!(
@@ -42,12 +42,12 @@ pub fn render(diagnosis: &Diagnosis, style: Style) -> String {
              -g and -d select one)"
         );
     }
-    fixes(&mut text, diagnosis, style);
+    write_fixes(&mut text, diagnosis, style);
     text.trim_start().to_owned()
 }
 
 /// Replaces control characters in everything that was read from the system.
-fn make_visible(diagnosis: &mut Diagnosis) {
+fn replace_control_characters(diagnosis: &mut Diagnosis) {
     let Diagnosis { system, checks, routes, advice, names, .. } = diagnosis;
     let of_checks = checks.iter_mut().flat_map(|check| {
         let Check { about, found, fix, evidence, .. } = check;
@@ -56,14 +56,14 @@ fn make_visible(diagnosis: &mut Diagnosis) {
     let of_routes = routes.iter_mut().flat_map(|row| [&mut row.reason].into_iter().chain(&mut row.fix));
     let of_advice = advice.iter_mut().filter_map(|advice| advice.change.as_mut());
     let of_names = names.iter_mut().map(|(_, name)| name);
-    for words in system.iter_mut().chain(of_checks).chain(of_routes).chain(of_advice).chain(of_names) {
-        if words.contains(char::is_control) {
-            *words = words.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    for text in system.iter_mut().chain(of_checks).chain(of_routes).chain(of_advice).chain(of_names) {
+        if text.contains(char::is_control) {
+            *text = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
         }
     }
 }
 
-fn one(text: &mut String, check: &Check, style: Style) {
+fn write_check(text: &mut String, check: &Check, style: Style) {
     let name = check.id.split_once('.').map_or(check.id, |(_, name)| name).replace('_', " ");
     let about = check.about.as_ref().map_or_else(String::new, |about| format!("{about}: "));
     let _ = writeln!(text, "  {} {name:<16} {about}{}", style.mark(check.status), check.found);
@@ -75,7 +75,7 @@ fn one(text: &mut String, check: &Check, style: Style) {
     }
 }
 
-fn routes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
+fn write_routes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
     if diagnosis.routes.is_empty() {
         let gpu = diagnosis.checks.iter().any(|c| c.id == "gpu.present" && c.status == Status::Pass);
         let why = if gpu {
@@ -96,14 +96,14 @@ fn routes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
         let (gpu, device) = (diagnosis.name(&pair[0].gpu), diagnosis.name(&pair[0].device));
         let _ = writeln!(text, "  {device}  <->  {gpu}");
         for direction in [Direction::ToGpu, Direction::FromGpu] {
-            let of: Vec<_> = pair.iter().filter(|row| row.direction == direction).collect();
-            table(text, direction, &of, style);
+            let rows: Vec<_> = pair.iter().filter(|row| row.direction == direction).collect();
+            write_rows(text, direction, &rows, style);
         }
     }
 }
 
 /// The rows of one direction; neighbouring rows with the same reason share a line.
-fn table(text: &mut String, direction: Direction, rows: &[&RouteRow], style: Style) {
+fn write_rows(text: &mut String, direction: Direction, rows: &[&RouteRow], style: Style) {
     let arrow = match direction {
         Direction::ToGpu => "into GPU memory",
         Direction::FromGpu => "from GPU memory",
@@ -115,29 +115,29 @@ fn table(text: &mut String, direction: Direction, rows: &[&RouteRow], style: Sty
             text,
             "      {} {:<24} {}",
             style.verdict(alike[0].verdict),
-            short(&names),
+            route_names(&names),
             alike[0].reason
         );
     }
 }
 
-/// `gpu/tier3 posted tier2`: routes of one initiator share its name.
-fn short(names: &[&str]) -> String {
+/// `gpu/tier3 posted tier2`: consecutive routes of one initiator share its prefix.
+fn route_names(names: &[&str]) -> String {
     let mut words = String::new();
-    let mut before = "";
+    let mut previous = "";
     for name in names {
         let (front, back) = name.split_once('/').unwrap_or(("", name));
-        let word = if !front.is_empty() && front == before { back } else { name };
+        let word = if !front.is_empty() && front == previous { back } else { name };
         let _ = write!(words, "{}{word}", if words.is_empty() { "" } else { " " });
-        before = front;
+        previous = front;
     }
     words
 }
 
-fn fixes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
-    let worth = |check: &&Check| matches!(check.status, Status::Fail | Status::Warn | Status::Unknown);
+fn write_fixes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
+    let needs_fix = |check: &&Check| matches!(check.status, Status::Fail | Status::Warn | Status::Unknown);
     let mut list: Vec<(Status, Vec<String>, &str)> = Vec::new();
-    for check in diagnosis.checks.iter().filter(worth) {
+    for check in diagnosis.checks.iter().filter(needs_fix) {
         let Some(fix) = &check.fix else { continue };
         let name = check.about.as_ref().map_or(check.id.to_owned(), |about| format!("{} {about}", check.id));
         match list.iter_mut().find(|known| known.2 == fix) {
@@ -159,11 +159,11 @@ fn fixes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
         let _ = writeln!(text, "\n{}", style.strong("Most useful change"));
     }
     for advice in useful {
-        advise(text, diagnosis, advice);
+        write_advice(text, diagnosis, advice);
     }
 }
 
-fn advise(text: &mut String, diagnosis: &Diagnosis, advice: &Advice) {
+fn write_advice(text: &mut String, diagnosis: &Diagnosis, advice: &Advice) {
     let pair = match advice.direction {
         Direction::ToGpu => format!("{} -> {}", diagnosis.name(&advice.device), diagnosis.name(&advice.gpu)),
         Direction::FromGpu => {
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_of_names_stay_text() {
+    fn control_characters_in_names_are_replaced() {
         let check = Check::new("gpu.x", crate::CheckGroup::Gpu, Status::Pass, "a\x1b[2Jb\nc", "why");
         let mut diagnosis = Diagnosis {
             system: Some("\x07".into()),
@@ -234,8 +234,8 @@ mod tests {
     }
 
     #[test]
-    fn routes_of_one_initiator_share_its_name() {
-        assert_eq!(short(&["gpu/tier3", "gpu/posted", "cpu/direct"]), "gpu/tier3 posted cpu/direct");
-        assert_eq!(short(&["cufile", "cufile"]), "cufile cufile");
+    fn routes_of_one_initiator_share_its_prefix() {
+        assert_eq!(route_names(&["gpu/tier3", "gpu/posted", "cpu/direct"]), "gpu/tier3 posted cpu/direct");
+        assert_eq!(route_names(&["cufile", "cufile"]), "cufile cufile");
     }
 }

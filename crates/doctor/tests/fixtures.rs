@@ -6,7 +6,7 @@ mod machines;
 use std::fs;
 use std::path::PathBuf;
 
-use machines::{ALL, odd, rare};
+use machines::{ALL, rare, unusual};
 use onehop_doctor::{
     Diagnosis, Direction, Facts, FactsRequest, Only, Status, Style, Verdict, examine, recorded_files, render,
     topo,
@@ -22,13 +22,13 @@ fn facts(root: &Root) -> Facts {
     Facts::gather(root, &FactsRequest { files: recorded_files(root), ..FactsRequest::default() }).unwrap()
 }
 
-fn judge(record: Record) -> Diagnosis {
+fn diagnose(record: Record) -> Diagnosis {
     let root = Root::recorded(record);
     examine(&facts(&root), &Only::default(), root.about())
 }
 
 fn machine(name: &str) -> Diagnosis {
-    judge(ALL.iter().find(|(known, _)| *known == name).unwrap().1().0)
+    diagnose(ALL.iter().find(|(known, _)| *known == name).unwrap().1().0)
 }
 
 impl Verdicts for Diagnosis {
@@ -74,7 +74,7 @@ use Direction::{FromGpu, ToGpu};
 use Verdict::{No, Untested, Yes};
 
 #[test]
-fn the_files_are_what_is_composed() {
+fn fixture_files_are_up_to_date() {
     let write = std::env::var_os("ONEHOP_WRITE_FIXTURES").is_some();
     for (name, compose) in ALL {
         let (path, bytes) = (folder().join(format!("{name}.json")), compose().0.to_bytes());
@@ -84,7 +84,7 @@ fn the_files_are_what_is_composed() {
         }
         let text = fs::read(&path)
             .unwrap_or_else(|e| panic!("{}: {e}; ONEHOP_WRITE_FIXTURES=1 writes it", path.display()));
-        assert!(text == bytes, "{name}.json is not what is composed; ONEHOP_WRITE_FIXTURES=1 rewrites it");
+        assert!(text == bytes, "{name}.json is out of date; ONEHOP_WRITE_FIXTURES=1 rewrites it");
         let record = Record::parse(&text).unwrap();
         assert!(record.composed && record.about.starts_with("composed: "), "{name}");
     }
@@ -92,9 +92,9 @@ fn the_files_are_what_is_composed() {
 }
 
 #[test]
-fn every_check_says_what_to_do() {
+fn every_finding_has_a_fix() {
     for (name, compose) in ALL {
-        let diagnosis = judge(compose().0);
+        let diagnosis = diagnose(compose().0);
         for check in &diagnosis.checks {
             let bad = matches!(check.status, Status::Fail | Status::Warn | Status::Unknown);
             assert!(!bad || check.fix.is_some(), "{name}: {} has no fix: {}", check.id, check.found);
@@ -111,12 +111,12 @@ fn every_check_says_what_to_do() {
     }
 }
 
-/// Programs read this: fields and values are stable, and every id is in the documentation.
+/// Programs parse this JSON: fields and values are stable, and every id is documented.
 #[test]
 fn the_json_is_as_documented() {
     let documented = fs::read_to_string(folder().join("../../../docs/doctor.md")).unwrap();
     for (name, compose) in ALL {
-        let json = serde_json::to_value(judge(compose().0)).unwrap();
+        let json = serde_json::to_value(diagnose(compose().0)).unwrap();
         let keys = |value: &serde_json::Value| {
             value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ")
         };
@@ -219,7 +219,7 @@ fn an_h100_behind_a_switch() {
 }
 
 #[test]
-fn a_drive_that_the_module_has() {
+fn a_drive_bound_to_the_module() {
     let (found, drive) = (machine("h100-module-bound-strict"), "0000:19:00.0");
     for id in ["kernel.onehop", "kernel.onehop_device", "gpu.dma_buf", "drive.link"] {
         assert_eq!(found.status(id), Status::Pass, "{id}");
@@ -228,7 +228,7 @@ fn a_drive_that_the_module_has() {
     let (verdict, reason, fix) = found.route(drive, ToGpu, "cpu/direct");
     assert_eq!(verdict, Untested, "{reason}");
     assert!(fix.contains(&format!("onehop read -d '{drive}?via=kmod'")), "{fix}");
-    // The module allows the user's access to the drive; NVIDIA's driver refuses the doorbells.
+    // The module lets the user open the drive; NVIDIA's driver does not let the user map the doorbells.
     let (verdict, _, fix) = found.route(drive, ToGpu, "gpu/tier3");
     assert!(verdict == No && fix.contains("PeerMappingOverride"), "{fix}");
     let (verdict, reason, _) = found.route(drive, ToGpu, "cpu/cached");
@@ -244,7 +244,7 @@ fn a_laptop_asleep() {
     assert!(found.has("gpu.others"));
     let root = Root::recorded(ALL.iter().find(|(name, _)| *name == "laptop-vmd-gpu-asleep").unwrap().1().0);
     let tree = topo::tree(&facts(&root), false);
-    assert!(tree.contains("└─ 10000:e1:00.0"), "a drive whose port is not shown is: {tree}");
+    assert!(tree.contains("└─ 10000:e1:00.0"), "the drive is missing, only its port should be: {tree}");
     assert!(found.routes.iter().all(|row| row.verdict == No));
 }
 
@@ -277,15 +277,15 @@ fn an_sdr_host() {
     let on = machine("sdr-rtx4090-gen2x2-iommu-on");
     assert_eq!(on.status("sdr.mask"), Status::Pass);
     let (verdict, reason, _) = on.route(board, ToGpu, "cpu/direct");
-    assert!(verdict == No && reason.contains("dma-buf"), "a GeForce board makes none: {reason}");
+    assert!(verdict == No && reason.contains("dma-buf"), "GeForce boards export no dma-bufs: {reason}");
     assert_eq!(on.route(board, ToGpu, "cpu/pinned").0, Untested);
 }
 
 #[test]
-fn other_places() {
+fn virtual_machines_containers_and_servers() {
     let vm = machine("vm-a100-passthrough");
     assert_eq!((vm.status("place.vm"), vm.status("path.p2p_write")), (Status::Info, Status::Unknown));
-    // It has no port above it.
+    // In this machine the GPU has no port above it.
     assert_eq!(vm.status("gpu.link"), Status::Pass);
     assert_eq!(vm.route("0000:00:06.0", ToGpu, "cpu/pinned").0, Yes);
     let inside = machine("container-h100");
@@ -316,7 +316,7 @@ fn other_places() {
 }
 
 #[test]
-fn one_gpu_and_one_device_can_be_asked_for() {
+fn the_diagnosis_can_be_restricted_to_one_device() {
     let root = Root::recorded(ALL[3].1().0);
     let only = Only { gpu: None, device: Some("0000:03:00.0".parse().unwrap()) };
     let found = examine(&facts(&root), &only, None);
@@ -324,7 +324,7 @@ fn one_gpu_and_one_device_can_be_asked_for() {
 }
 
 #[test]
-fn a_cable_bounds_nothing_by_what_its_ports_say() {
+fn links_behind_a_cable_set_no_limit() {
     let found = machine("thunderbolt-rtx4090");
     for id in ["gpu.link", "path.limit"] {
         assert_eq!(found.status(id), Status::Info, "{id}");
@@ -333,15 +333,15 @@ fn a_cable_bounds_nothing_by_what_its_ports_say() {
 }
 
 #[test]
-fn a_gpu_that_another_driver_has() {
+fn a_gpu_bound_to_another_driver() {
     let (found, drive) = (machine("two-gpus-one-vfio"), "0000:42:00.0");
     assert!(found.found("gpu.present").contains("bound to vfio-pci"));
     let row = found.routes.iter().find(|row| row.gpu == "0000:c1:00.0" && row.route == "cpu/pinned").unwrap();
     assert!(row.verdict == No && row.reason.contains("bound to vfio-pci"), "{}", row.reason);
     assert!(row.fix.as_deref().unwrap().contains("0000:c1:00.0/driver_override"));
     assert_eq!(found.route(drive, ToGpu, "cpu/pinned").0, Yes, "the other GPU works");
-    let laid_out = found.checks.iter().filter(|check| check.id == "gpu.static_bar1");
-    assert_eq!(laid_out.count(), 1, "NVIDIA's driver lays out its own alone");
+    let checks = found.checks.iter().filter(|check| check.id == "gpu.static_bar1");
+    assert_eq!(checks.count(), 1, "only NVIDIA's driver has a static BAR1");
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn a_group_that_holds_the_gpu() {
 }
 
 #[test]
-fn a_machine_that_is_no_pc() {
+fn fixes_for_arm_name_no_intel_options() {
     let found = machine("arm-no-smmu");
     let fixes: Vec<_> = found.checks.iter().filter_map(|check| check.fix.as_deref()).collect();
     assert!(fixes.iter().all(|fix| !fix.contains("intel_iommu") && !fix.contains("VT-d")), "{fixes:?}");
@@ -363,22 +363,22 @@ fn a_machine_that_is_no_pc() {
 
 #[test]
 fn missing_features_are_not_recommended() {
-    let found = judge(odd::no_namespace().0);
+    let found = diagnose(unusual::no_namespace().0);
     assert_eq!(found.status("drive.link"), Status::Unknown);
     assert!(found.found("path.limit").starts_with("at most"), "{}", found.found("path.limit"));
     let (_, reason, fix) = found.route("0000:19:00.0", ToGpu, "gpu/tier1");
     assert!(reason.contains("no namespace") && fix.contains("create-ns"), "{reason} {fix}");
-    let found = judge(odd::intel_two_bridges().0);
+    let found = diagnose(unusual::intel_two_bridges().0);
     for id in ["gpu.driver", "gpu.dma_buf"] {
         assert_eq!(found.status(id), Status::Info, "open modules do not drive a Volta: {id}");
     }
 }
 
 #[test]
-fn what_is_hidden_or_garbage_is_unknown() {
-    let found = judge(odd::no_pci().0);
-    assert_eq!(found.status("gpu.driver"), Status::Unknown, "CUDA works: it is loaded");
-    let found = judge(odd::garbage().0);
+fn hidden_or_malformed_data_is_unknown() {
+    let found = diagnose(unusual::no_pci().0);
+    assert_eq!(found.status("gpu.driver"), Status::Unknown, "CUDA works, so the driver is loaded");
+    let found = diagnose(unusual::garbage().0);
     assert_eq!(
         (found.status("gpu.driver"), found.status("kernel.version")),
         (Status::Unknown, Status::Unknown)
@@ -386,7 +386,7 @@ fn what_is_hidden_or_garbage_is_unknown() {
     assert!(!found.found("path.p2p_write").ends_with(' '), "{}", found.found("path.p2p_write"));
     let (verdict, reason, _) = found.route("0000:1a:00.0", ToGpu, "cpu/direct");
     assert_eq!(verdict, Untested, "{reason}");
-    let found = judge(odd::mounts_garbage().0);
+    let found = diagnose(unusual::mounts_garbage().0);
     assert_eq!(found.status("drive.use"), Status::Unknown);
     assert_eq!(found.route("0000:19:00.0", ToGpu, "gpu/tier1").0, No);
 }
@@ -399,13 +399,16 @@ fn a_desktop_die_is_recognised_despite_its_name() {
         (Status::Unknown, Status::Warn)
     );
     let limit = found.found("path.limit");
-    assert!(limit.starts_with("7.9 GB/s") && limit.contains("idle"), "an idle GPU bounds nothing: {limit}");
+    assert!(
+        limit.starts_with("7.9 GB/s") && limit.contains("idle"),
+        "an idle GPU's link is no limit: {limit}"
+    );
     let far = machine("epyc-two-sockets");
-    assert!(!far.found("path.p2p_write").contains("desktop"), "EPYCs of servers are servers");
+    assert!(!far.found("path.p2p_write").contains("desktop"), "server EPYCs are not desktops");
 }
 
 #[test]
-fn links_that_say_nothing_are_no_fault() {
+fn meaningless_links_are_not_faults() {
     let found = machine("grace-hopper");
     for id in ["gpu.link", "path.limit", "path.class"] {
         assert_eq!(found.status(id), Status::Info, "{id}: {}", found.found(id));
@@ -413,7 +416,7 @@ fn links_that_say_nothing_are_no_fault() {
     assert!(found.found("place.vm").contains("Server of one Grace Hopper"));
     let library = found.found("cufile.library");
     assert!(library.starts_with("programs ") && library.contains("onehop cufile run"), "{library}");
-    let found = judge(rare::qemu().0);
+    let found = diagnose(rare::qemu().0);
     for id in ["gpu.link", "drive.link", "path.limit"] {
         assert_eq!(found.status(id), Status::Info, "{id}: {}", found.found(id));
     }
@@ -431,7 +434,11 @@ fn assigned_virtual_functions_are_not_gpus() {
         let check = found.checks.iter().find(|c| c.id == "drive.link" && c.about.as_deref() == Some(about));
         check.unwrap().found.clone()
     };
-    assert_eq!(link("0000:18:00.1"), link("0000:18:00.0"), "a virtual function has its owner's link");
+    assert_eq!(
+        link("0000:18:00.1"),
+        link("0000:18:00.0"),
+        "a virtual function has the link of its physical function"
+    );
     let limits = found
         .checks
         .iter()
@@ -439,14 +446,14 @@ fn assigned_virtual_functions_are_not_gpus() {
     assert!(limits.unwrap().fix.as_deref().unwrap().contains("-d 0000:18:00.1"));
     let tree = topo::tree(&facts(&Root::recorded(rare::vgpu_host().0)), false);
     assert!(tree.contains("virtual function of 0000:17:00.0"), "{tree}");
-    // A GPU that CUDA shows counts.
+    // A virtual function that CUDA shows is a GPU.
     let mut machine = rare::vgpu_host();
     machines::cuda(
         &mut machine,
         12040,
         &[machines::cuda_gpu("0000:17:00.4", "A30-4C", 4, machines::works())],
     );
-    assert!(judge(machine.0).routes.iter().any(|row| row.gpu == "0000:17:00.4"));
+    assert!(diagnose(machine.0).routes.iter().any(|row| row.gpu == "0000:17:00.4"));
 }
 
 #[test]
@@ -454,18 +461,18 @@ fn gpus_that_only_cuda_shows() {
     let found = machine("jetson-orin");
     assert_eq!((found.status("gpu.present"), found.status("gpu.dma_buf")), (Status::Info, Status::Info));
     assert!(!found.has("gpu.bar1") && found.found("gpu.present").contains("CPU's memory"));
-    let found = judge(rare::wsl().0);
+    let found = diagnose(rare::wsl().0);
     let present = found.checks.iter().find(|check| check.id == "gpu.present").unwrap();
     assert!(present.fix.as_deref().unwrap().contains("WSL"), "{present:?}");
-    assert_eq!(found.status("gpu.register_bar"), Status::Unknown, "the driver's version is not told");
+    assert_eq!(found.status("gpu.register_bar"), Status::Unknown, "the driver's version is unknown");
     assert!(!found.has("gpu.others") && found.found("place.vm").contains("WSL"));
 }
 
 #[test]
-fn endless_words_are_cut() {
+fn long_names_are_truncated() {
     let mut machine = rare::vgpu_host();
     machine.file("/sys/bus/pci/devices/0000:18:00.0/nvme/nvme0/model", &"M".repeat(100_000));
-    let found = judge(machine.0);
+    let found = diagnose(machine.0);
     assert!(
         found.found("drive.present").len() < 100
             && render(&found, Style { colour: false, all: true }).len() < 40_000
@@ -473,20 +480,20 @@ fn endless_words_are_cut() {
 }
 
 #[test]
-fn of_many_pairs_the_closest_are_shown() {
-    let found = judge(rare::many().0);
+fn only_the_closest_of_many_pairs_are_shown() {
+    let found = diagnose(rare::many().0);
     let pairs = |text: &str| text.matches("  <->  ").count();
     let text = render(&found, Style { colour: false, all: false });
     assert_eq!(pairs(&text), 16, "two GPUs for each of eight drives: {text}");
     assert!(text.contains("not shown: 48 pairs") && !text.contains("SYS:"), "{text}");
     assert_eq!(pairs(&render(&found, Style { colour: false, all: true })), 64);
-    assert_eq!(found.advice.len(), 128, "programs get them all");
+    assert_eq!(found.advice.len(), 128, "the JSON contains all pairs");
 }
 
 #[test]
-fn the_module_takes_a_drive_out_of_a_group_with_the_gpu() {
+fn the_module_claims_a_drive_that_shares_the_gpus_group() {
     let (_, compose) = ALL.iter().find(|(name, _)| *name == "nested-switch-shared-group").unwrap();
     let mut machine = compose();
     machine.there("/sys/module/onehop");
-    assert_eq!(judge(machine.0).status("iommu.group"), Status::Info);
+    assert_eq!(diagnose(machine.0).status("iommu.group"), Status::Info);
 }

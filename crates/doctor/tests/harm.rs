@@ -1,5 +1,5 @@
-//! Nothing passes without evidence, and no fix does harm: each names one device, is withheld if that is in use, and
-//! states its cost.
+//! Nothing passes without evidence, and no fix does harm: a fix names one device, is withheld if that device is in use,
+//! and states its cost.
 #![allow(clippy::unwrap_used)]
 
 #[path = "harm/fits.rs"]
@@ -7,11 +7,11 @@ mod fits;
 mod machines;
 
 use machines::compose::{ACS_ON, Machine};
-use machines::{ALL, nvme, odd, rare, servers};
+use machines::{ALL, nvme, rare, servers, unusual};
 use onehop_doctor::{Check, Diagnosis, Facts, FactsRequest, Only, Status, examine, recorded_files};
 use onehop_pci::Root;
 
-fn judge(machine: Machine) -> Diagnosis {
+fn diagnose(machine: Machine) -> Diagnosis {
     let root = Root::recorded(machine.0);
     let facts =
         Facts::gather(&root, &FactsRequest { files: recorded_files(&root), ..FactsRequest::default() })
@@ -35,11 +35,11 @@ fn behind_a_switch(files: &[(&str, &str)]) -> Diagnosis {
     for (path, text) in files {
         machine.file(path, text);
     }
-    judge(machine)
+    diagnose(machine)
 }
 
 #[test]
-fn a_virtual_machine_is_known_on_every_cpu() {
+fn virtual_machines_are_recognised_on_every_cpu() {
     let arm = ("/proc/cpuinfo", ARM);
     let tree = "/sys/firmware/devicetree/base";
     let (compatible, node) = (format!("{tree}/compatible"), format!("{tree}/hypervisor/compatible"));
@@ -78,7 +78,7 @@ fn a_virtual_machine_is_known_on_every_cpu() {
 }
 
 #[test]
-fn what_may_be_a_virtual_machine_is_expected_to_do_nothing() {
+fn p2p_is_unknown_if_the_machine_may_be_virtual() {
     let found = behind_a_switch(&[("/proc/cpuinfo", ARM)]);
     assert_eq!(status(&found, "place.vm"), Status::Unknown);
     for id in ["path.p2p_write", "path.p2p_read"] {
@@ -88,7 +88,7 @@ fn what_may_be_a_virtual_machine_is_expected_to_do_nothing() {
 }
 
 #[test]
-fn firmware_that_names_no_machine_proves_no_physical_one() {
+fn firmware_placeholders_do_not_prove_a_physical_machine() {
     let arm = ("/proc/cpuinfo", ARM);
     let product = "/sys/class/dmi/id/product_name";
     let compatible = ("/sys/firmware/devicetree/base/compatible", "\0");
@@ -98,9 +98,9 @@ fn firmware_that_names_no_machine_proves_no_physical_one() {
     }
 }
 
-/// In a virtual machine that conceals itself, the relevant ports are the host's.
+/// In a virtual machine that conceals itself, the host's ports decide.
 #[test]
-fn access_control_stays_on_where_the_machine_may_be_virtual() {
+fn acs_off_is_not_recommended_if_the_machine_may_be_virtual() {
     let acs = |place: Status| {
         let cpu = |machine: &mut Machine| {
             if place == Status::Unknown {
@@ -116,7 +116,7 @@ fn access_control_stays_on_where_the_machine_may_be_virtual() {
 }
 
 #[test]
-fn a_machine_of_its_own_is_known_as_one() {
+fn physical_machines_are_recognised() {
     let arm = ("/proc/cpuinfo", ARM);
     let cases: [(&str, &[(&str, &str)]); 4] = [
         ("x86", &[]),
@@ -157,7 +157,7 @@ fn server(mounted: Option<&str>, change: impl Fn(&mut Machine)) -> Diagnosis {
     let mut machine = servers::h100("a server", true, ACS_ON);
     nvme(&mut machine, DRIVE, 0, "KIOXIA KCM7DRJE3T84", mounted);
     change(&mut machine);
-    judge(machine)
+    diagnose(machine)
 }
 
 fn fix(found: &Diagnosis, id: &str) -> String {
@@ -182,7 +182,7 @@ const DEAD: fn(&mut Machine) = |machine| {
 type Change<'a> = &'a dyn Fn(&mut Machine);
 
 #[test]
-fn a_drive_in_use_is_not_to_be_removed_or_reset() {
+fn no_fix_removes_or_resets_a_drive_in_use() {
     let removed = |found: &Diagnosis| fixes(found).iter().any(|fix| fix.contains("/remove"));
     let reset = |found: &Diagnosis| fixes(found).iter().any(|fix| fix.contains("reset_controller"));
     for place in ["/", "/models"] {
@@ -204,11 +204,12 @@ fn a_drive_in_use_is_not_to_be_removed_or_reset() {
         ASLEEP(machine);
         machine.folder("/sys/class/block/nvme0n1/holders", &["dm-0"]);
     };
-    let untold = |machine: &mut Machine| {
+    let unreadable = |machine: &mut Machine| {
         ASLEEP(machine);
         machine.denied("/proc/self/mountinfo");
     };
-    let cases: [(&str, Change<'_>); 3] = [("swap", &swapped), ("held", &held), ("untold", &untold)];
+    let cases: [(&str, Change<'_>); 3] =
+        [("swap", &swapped), ("held", &held), ("unreadable mounts", &unreadable)];
     for (what, change) in cases {
         let found = server(None, change);
         assert_ne!(status(&found, "drive.use"), Status::Pass, "{what}");
@@ -225,16 +226,17 @@ fn a_drive_in_use_is_not_to_be_removed_or_reset() {
 }
 
 #[test]
-fn a_drive_stays_with_a_driver_that_has_users() {
+fn no_fix_unbinds_a_drive_in_use() {
     let other = |machine: &mut Machine| {
-        machine.link(&format!("{AT}/driver"), "../../../../bus/pci/drivers/odd");
+        machine.link(&format!("{AT}/driver"), "../../../../bus/pci/drivers/other");
     };
     let used = server(Some("/"), other);
     assert!(!fix(&used, "drive.driver").contains("unbind"), "{}", fix(&used, "drive.driver"));
     let free = server(None, other);
     let bind = fix(&free, "drive.driver");
     assert!(
-        bind.contains(&format!("echo nvme > {AT}/driver_override")) && bind.contains("detaches it from odd"),
+        bind.contains(&format!("echo nvme > {AT}/driver_override"))
+            && bind.contains("detaches it from other"),
         "{bind}"
     );
 }
@@ -276,8 +278,8 @@ fn fixes_name_their_device_and_their_cost() {
     let more = [
         ("qemu", rare::qemu()),
         ("wsl", rare::wsl()),
-        ("no namespace", odd::no_namespace()),
-        ("garbage", odd::garbage()),
+        ("no namespace", unusual::no_namespace()),
+        ("garbage", unusual::garbage()),
     ];
     for (name, machine) in composed.chain(more).chain(fits::variants()) {
         let root = Root::recorded(machine.0.clone());
@@ -290,9 +292,9 @@ fn fixes_name_their_device_and_their_cost() {
             .filter(|drive| drive.may_be_in_use().is_some())
             .filter_map(|drive| Some(drive.address?.to_string()))
             .collect();
-        let found = judge(Machine(machine.0.clone()));
+        let found = diagnose(Machine(machine.0.clone()));
         for fix in fixes(&found) {
-            assert_eq!(fits::misfit(&machine, &found, &fix), None, "{name}: {fix}");
+            assert_eq!(fits::unsuitable_text(&machine, &found, &fix), None, "{name}: {fix}");
             let writes = ["/remove", "/unbind", "reset_controller", "group", "vfio-pci too"]
                 .iter()
                 .any(|word| fix.contains(word));
@@ -314,7 +316,7 @@ fn fixes_name_their_device_and_their_cost() {
 }
 
 #[test]
-fn access_control_is_the_hosts_in_a_virtual_machine() {
+fn in_a_virtual_machine_acs_is_left_to_the_host() {
     let guest = server(None, |machine| {
         machine.file("/sys/class/dmi/id/sys_vendor", "QEMU\n");
     });
@@ -326,12 +328,12 @@ fn access_control_is_the_hosts_in_a_virtual_machine() {
     assert!(off.contains("groups become one") && off.contains("VFIO"), "{off}");
 }
 
-/// Behind ports without ACS, the kernel isolates nothing.
+/// Devices behind ports without ACS share one IOMMU group.
 #[test]
-fn access_control_that_is_off_costs_vfio_the_drive() {
+fn without_acs_the_gpu_shares_the_drives_group() {
     let mut machine = servers::h100("a server", true, 0);
     nvme(&mut machine, DRIVE, 0, "KIOXIA KCM7DRJE3T84", None);
-    let found = judge(machine);
+    let found = diagnose(machine);
     assert_eq!(status(&found, "path.acs"), Status::Pass);
     let group = check(&found, "iommu.group");
     assert!(group.status == Status::Warn && group.found.contains("0000:18:00.0"), "{group:?}");
@@ -363,19 +365,19 @@ fn other_devices_of_a_group_are_detached_only_if_unused() {
 #[test]
 fn vfio_without_an_iommu_does_not_pass() {
     let unsafe_mode = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
-    let mut machine = odd::arm_smmu();
+    let mut machine = unusual::arm_smmu();
     machine.file(unsafe_mode, "Y\n");
-    let alone = judge(machine);
+    let alone = diagnose(machine);
     assert_eq!(status(&alone, "iommu.vfio"), Status::Warn, "{:?}", check(&alone, "iommu.vfio"));
     assert!(fix(&alone, "iommu.vfio").contains("SMMU"));
-    let mut machine = odd::arm_smmu();
+    let mut machine = unusual::arm_smmu();
     machine.file(unsafe_mode, "Y\n").there("/sys/module/vfio_pci").there("/dev/vfio/vfio");
-    assert_eq!(status(&judge(machine), "iommu.vfio"), Status::Warn);
-    // With an IOMMU it is a remark, and VFIO shows in other ways.
-    let beside = server(None, |machine| {
+    assert_eq!(status(&diagnose(machine), "iommu.vfio"), Status::Warn);
+    // With an IOMMU, the unsafe mode alone is no finding.
+    let with_iommu = server(None, |machine| {
         machine.file(unsafe_mode, "Y\n");
     });
-    assert_eq!(status(&beside, "iommu.vfio"), Status::Pass);
+    assert_eq!(status(&with_iommu, "iommu.vfio"), Status::Pass);
     let nothing = server(None, |machine| {
         machine.file(unsafe_mode, "Y\n");
         machine.0.files.retain(|path, _| !path.contains("vfio_pci") && !path.starts_with("/dev/vfio"));
@@ -384,15 +386,17 @@ fn vfio_without_an_iommu_does_not_pass() {
 }
 
 #[test]
-fn a_divided_gpu_is_known() {
-    let divided = judge(servers::h100_mig());
-    assert_eq!(status(&divided, "gpu.mig"), Status::Info);
-    assert!(check(&divided, "gpu.mig").found.contains("MIG 1g.10gb"));
-    assert!(fix(&divided, "gpu.mig").contains("-i 0000:18:00.0") && fix(&divided, "gpu.mig").contains("end"));
-    // The BAR is the GPU's, and the memory an instance's.
-    assert_eq!(status(&divided, "gpu.bar1"), Status::Info);
-    assert!(check(&divided, "gpu.bar1").found.contains("MIG"));
-    // Either sign suffices, even if CUDA shows no instance.
+fn mig_is_reported() {
+    let with_mig = diagnose(servers::h100_mig());
+    assert_eq!(status(&with_mig, "gpu.mig"), Status::Info);
+    assert!(check(&with_mig, "gpu.mig").found.contains("MIG 1g.10gb"));
+    assert!(
+        fix(&with_mig, "gpu.mig").contains("-i 0000:18:00.0") && fix(&with_mig, "gpu.mig").contains("end")
+    );
+    // The BAR belongs to the GPU; CUDA reports the memory of one instance.
+    assert_eq!(status(&with_mig, "gpu.bar1"), Status::Info);
+    assert!(check(&with_mig, "gpu.bar1").found.contains("MIG"));
+    // CUDA's name or NVML suffices, even if CUDA shows no instance.
     for (gpus, mig) in [(&["NVIDIA H100 80GB HBM3 MIG 1g.10gb"][..], false), (&[], true)] {
         let mut machine = servers::h100_mig();
         let gpus: Vec<_> =
@@ -401,15 +405,15 @@ fn a_divided_gpu_is_known() {
         let health = serde_json::json!({ "pci": "0000:18:00.0", "link": [5, 16], "best_link": [5, 16], "power": [null, null],
                                          "state": null, "mig": mig });
         machine.answer("nvml", serde_json::json!({ "error": null, "gpus": [health] }));
-        let found = judge(machine);
+        let found = diagnose(machine);
         assert_eq!(status(&found, "gpu.mig"), Status::Info);
         assert!(!mig || fix(&found, "gpu.cuda").contains("nvidia-smi mig"), "{}", fix(&found, "gpu.cuda"));
     }
     assert!(server(None, |_| {}).checks.iter().all(|check| check.id != "gpu.mig"));
 }
 
-/// The drive is bound to the module, and a program has its device file open.
-const BY_THE_MODULE: fn(&mut Machine) = |machine| {
+/// Binds the drive to the module; a program has its device file open.
+const BOUND_TO_MODULE: fn(&mut Machine) = |machine| {
     machine.there("/sys/module/onehop").link(&format!("{AT}/driver"), "../../../../bus/pci/drivers/onehop");
     machine.file(&format!("/sys/class/misc/onehop-{DRIVE}/dev"), "10:99\n");
     machine.file(&format!("{AT}/onehop_missing"), "strict\n").there(&format!("/dev/onehop-{DRIVE}"));
@@ -417,12 +421,12 @@ const BY_THE_MODULE: fn(&mut Machine) = |machine| {
 };
 
 #[test]
-fn a_drive_that_is_driven_through_the_module_is_in_use() {
-    let used = server(None, BY_THE_MODULE);
+fn a_drive_opened_through_the_module_is_in_use() {
+    let used = server(None, BOUND_TO_MODULE);
     assert!(check(&used, "drive.use").found.contains("train (process 9)"), "{:?}", check(&used, "drive.use"));
     assert!(!fix(&used, "kernel.onehop_device").contains("echo"), "{}", fix(&used, "kernel.onehop_device"));
     let idle = server(None, |machine| {
-        BY_THE_MODULE(machine);
+        BOUND_TO_MODULE(machine);
         machine.answer("open drives", serde_json::json!([]));
     });
     assert_eq!(status(&idle, "drive.use"), Status::Pass);
@@ -430,7 +434,7 @@ fn a_drive_that_is_driven_through_the_module_is_in_use() {
 }
 
 #[test]
-fn a_groups_type_is_changed_only_where_nothing_in_it_is_used() {
+fn a_groups_type_is_changed_only_if_nothing_in_it_is_in_use() {
     // A second drive in place of the network card, in the first one's group, which is lazy.
     let lazy = |mounted: Option<&str>| {
         let found = server(None, |machine| {
@@ -451,7 +455,7 @@ fn a_groups_type_is_changed_only_where_nothing_in_it_is_used() {
 #[test]
 fn vfio_passes_only_with_groups_of_an_iommu() {
     let with = |kind: Option<&'static str>| {
-        let mut machine = odd::arm_smmu();
+        let mut machine = unusual::arm_smmu();
         machine.there("/sys/module/vfio_pci").there("/dev/vfio/vfio").there("/sys/class/iommu/smmu3.0");
         if let Some(kind) = kind {
             let drive = "000d:01:00.0";
@@ -462,7 +466,7 @@ fn vfio_passes_only_with_groups_of_an_iommu() {
             machine.there(&format!("/sys/kernel/iommu_groups/7/devices/{drive}"));
             machine.file("/sys/kernel/iommu_groups/7/type", kind);
         }
-        status(&judge(machine), "iommu.vfio")
+        status(&diagnose(machine), "iommu.vfio")
     };
     assert_eq!(
         [with(None), with(Some("unknown\n")), with(Some("DMA\n"))],

@@ -1,4 +1,4 @@
-//! Systems with false, truncated or circular files: nothing panics, and anomalies are reported.
+//! Systems with wrong, truncated or circular files: nothing panics, and anomalies are reported.
 #![allow(clippy::unwrap_used)]
 
 mod machines;
@@ -19,15 +19,17 @@ fn all(record: Record) -> Diagnosis {
             .unwrap();
     let diagnosis = examine(&facts, &Only::default(), root.about());
     let _ = render(&diagnosis, Style { colour: true, all: true });
-    let mut ways = Vec::new();
+    let mut explanations = Vec::new();
     for gpu in &facts.gpus {
-        ways.extend(
+        explanations.extend(
             facts.peers().into_iter().filter_map(|device| topo::explain(&facts, gpu.address, device)),
         );
     }
-    ways.iter().for_each(|way| drop(topo::explain_text(way)));
-    let (tree, page) =
-        (topo::tree(&facts, true), topo::page(&facts, true, root.about(), &ways, topo::missing(&facts)));
+    explanations.iter().for_each(|explanation| drop(topo::explain_text(explanation)));
+    let (tree, page) = (
+        topo::tree(&facts, true),
+        topo::page(&facts, true, root.about(), &explanations, topo::missing(&facts)),
+    );
     assert!(tree.len() < 1 << 20 && page.contains("</html>") && !page.contains("<script"));
     diagnosis
 }
@@ -64,7 +66,7 @@ fn nothing_at_all() {
 }
 
 #[test]
-fn files_that_say_nonsense() {
+fn malformed_files() {
     let noise = [
         "",
         "\n",
@@ -94,7 +96,7 @@ fn files_that_say_nonsense() {
 }
 
 #[test]
-fn links_that_run_in_circles() {
+fn circular_links() {
     let clean = small().0;
     for path in clean.links.keys() {
         for target in [
@@ -110,7 +112,7 @@ fn links_that_run_in_circles() {
             all(record);
         }
     }
-    // Each claims to be below the other.
+    // Two ports, each below the other.
     let mut machine = Machine::new("circle");
     machine.add(&Function::port("0000:00:01.0", (1, 1), DOWNSTREAM).under(&["0000:00:02.0"]));
     machine.add(&Function::port("0000:00:02.0", (1, 1), DOWNSTREAM).under(&["0000:00:01.0"]));
@@ -125,8 +127,8 @@ fn a_removed_drive_is_reported() {
         .files
         .insert("/sys/bus/pci/devices/0000:02:00.0/config".into(), Content::from_bytes(&[0xff; 4096]));
     let diagnosis = all(machine.0);
-    let odd = diagnosis.checks.iter().find(|check| check.id == "pci.garbage").unwrap();
-    assert!(odd.status == Status::Warn && odd.found.contains("0000:02:00.0"), "{}", odd.found);
+    let check = diagnosis.checks.iter().find(|check| check.id == "pci.garbage").unwrap();
+    assert!(check.status == Status::Warn && check.found.contains("0000:02:00.0"), "{}", check.found);
 }
 
 #[test]
@@ -166,18 +168,18 @@ fn reports_of_module_and_nvml_are_not_trusted() {
     let without = all(given().0);
     let bound = without.checks.iter().find(|check| check.id == "kernel.onehop_device").unwrap();
     assert_eq!(bound.status, Status::Warn, "{}", bound.found);
-    let odd = json!({ "error": null, "gpus": [
+    let answer = json!({ "error": null, "gpus": [
         { "pci": "0000:01:00.0", "link": [99, 4_000_000_000_u32], "best_link": [null, 16], "power": [4_000_000_000_u32, 0], "state": 31 },
         { "pci": "nonsense", "link": [5, 8], "best_link": [5, 16], "power": [null, null], "state": null },
     ] });
     let mut machine = small();
-    machine.answer("nvml", odd);
+    machine.answer("nvml", answer);
     let diagnosis = all(machine.0);
     assert!(diagnosis.checks.iter().any(|check| check.id == "gpu.power"));
 }
 
 #[test]
-fn without_a_list_of_mounts_no_drive_counts_as_free() {
+fn without_the_mount_table_drive_use_is_unknown() {
     let mut machine = small();
     machine.0.files.remove("/proc/self/mountinfo");
     let diagnosis = all(machine.0);
@@ -185,9 +187,9 @@ fn without_a_list_of_mounts_no_drive_counts_as_free() {
     assert_eq!(used.status, Status::Unknown);
 }
 
-/// A change to a record, at a place that a number selects.
+/// A change to one entry of a record.
 #[derive(Clone, Debug)]
-enum Harm {
+enum Mutation {
     Remove,
     Deny,
     Text(String),
@@ -201,7 +203,7 @@ enum Harm {
     Answer(String),
 }
 
-fn harm() -> impl Strategy<Value = Harm> {
+fn mutation() -> impl Strategy<Value = Mutation> {
     let number = prop_oneof![
         Just("0".to_owned()),
         Just("-1".to_owned()),
@@ -223,57 +225,57 @@ fn harm() -> impl Strategy<Value = Harm> {
         Just("{\"Err\":7}".to_owned()),
     ];
     prop_oneof![
-        Just(Harm::Remove),
-        Just(Harm::Deny),
-        ".{0,60}".prop_map(Harm::Text),
-        number.prop_map(Harm::Number),
-        (0_usize..200).prop_map(Harm::Cut),
-        target.prop_map(Harm::Link),
-        Just(Harm::Unlink),
-        proptest::collection::vec(".{0,16}", 0..8).prop_map(Harm::Folder),
-        json.prop_map(Harm::Answer),
+        Just(Mutation::Remove),
+        Just(Mutation::Deny),
+        ".{0,60}".prop_map(Mutation::Text),
+        number.prop_map(Mutation::Number),
+        (0_usize..200).prop_map(Mutation::Cut),
+        target.prop_map(Mutation::Link),
+        Just(Mutation::Unlink),
+        proptest::collection::vec(".{0,16}", 0..8).prop_map(Mutation::Folder),
+        json.prop_map(Mutation::Answer),
     ]
 }
 
-/// The key that a number selects.
+/// The key at an index.
 fn pick<V>(map: &std::collections::BTreeMap<String, V>, at: prop::sample::Index) -> Option<String> {
     (!map.is_empty()).then(|| map.keys().nth(at.index(map.len())).cloned()).flatten()
 }
 
-fn harmed(record: &mut Record, harm: Harm, at: prop::sample::Index) {
+fn mutate(record: &mut Record, mutation: Mutation, at: prop::sample::Index) {
     let file = pick(&record.files, at);
     let own = file.as_ref().and_then(|path| match record.files.get(path) {
         Some(Content::Text(text)) => Some(text.clone()),
         _ => None,
     });
     let mut put = |content| drop(file.clone().map(|path| record.files.insert(path, content)));
-    match harm {
-        Harm::Remove => drop(file.map(|path| record.files.remove(&path))),
-        Harm::Deny => put(Content::Denied { denied: true }),
-        Harm::Text(text) => put(Content::Text(text)),
-        Harm::Number(number) => {
+    match mutation {
+        Mutation::Remove => drop(file.map(|path| record.files.remove(&path))),
+        Mutation::Deny => put(Content::Denied { denied: true }),
+        Mutation::Text(text) => put(Content::Text(text)),
+        Mutation::Number(number) => {
             let own = own.unwrap_or_default();
             let old = own
                 .split(|c: char| !c.is_ascii_alphanumeric())
                 .find(|word| word.starts_with(char::is_numeric));
             put(Content::Text(old.map_or(number.clone(), |old| own.replacen(old, &number, 1))));
         }
-        Harm::Cut(length) => put(Content::Text(own.unwrap_or_default().chars().take(length).collect())),
-        Harm::Link(target) => drop(pick(&record.links, at).map(|path| record.links.insert(path, target))),
-        Harm::Unlink => drop(pick(&record.links, at).map(|path| record.links.remove(&path))),
-        Harm::Folder(names) => {
+        Mutation::Cut(length) => put(Content::Text(own.unwrap_or_default().chars().take(length).collect())),
+        Mutation::Link(target) => drop(pick(&record.links, at).map(|path| record.links.insert(path, target))),
+        Mutation::Unlink => drop(pick(&record.links, at).map(|path| record.links.remove(&path))),
+        Mutation::Folder(names) => {
             let folder = file.and_then(|path| path.rsplit_once('/').map(|(folder, _)| folder.to_owned()));
             drop(folder.map(|folder| record.folders.insert(folder, names)));
         }
-        Harm::Answer(json) => {
+        Mutation::Answer(json) => {
             let answer = serde_json::from_str(&json).unwrap();
             drop(pick(&record.answers, at).map(|question| record.answers.insert(question, answer)));
         }
     }
 }
 
-/// Invariants for any system: checks come with fixes, and nothing is promised without a trial.
-fn sensible(diagnosis: &Diagnosis) {
+/// Checks what holds for any system: findings have fixes, and no untried route is reported to work.
+fn check_invariants(diagnosis: &Diagnosis) {
     for check in &diagnosis.checks {
         let bad = matches!(check.status, Status::Fail | Status::Warn | Status::Unknown);
         assert!(!bad || check.fix.is_some(), "{} has no fix: {}", check.id, check.found);
@@ -289,15 +291,15 @@ fn sensible(diagnosis: &Diagnosis) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
-    fn any_harm_to_any_machine(
+    fn any_mutation_of_any_machine(
         which in any::<prop::sample::Index>(),
-        harms in proptest::collection::vec((harm(), any::<prop::sample::Index>()), 1..24),
+        mutations in proptest::collection::vec((mutation(), any::<prop::sample::Index>()), 1..24),
     ) {
         let mut record = which.get(&machines::ALL).1().0;
-        harms.into_iter().for_each(|(harm, at)| harmed(&mut record, harm, at));
+        mutations.into_iter().for_each(|(mutation, at)| mutate(&mut record, mutation, at));
         // Also after a round trip through a file.
         let record = Record::parse(&record.to_bytes()).unwrap();
-        sensible(&all(record));
+        check_invariants(&all(record));
     }
 }
 

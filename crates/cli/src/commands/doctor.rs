@@ -52,8 +52,8 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let recorded = if args.files.is_empty() { recorded_files(&root) } else { args.files.clone() };
     let files =
         recorded.iter().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone())).collect();
-    let (patience, stop) = (Some(args.patience), context.stop.signal());
-    let facts = Facts::gather(&root, &FactsRequest { files, patience, stop })?;
+    let (timeout, stop) = (Some(args.patience), context.stop.signal());
+    let facts = Facts::gather(&root, &FactsRequest { files, timeout, stop })?;
     context.stop.check()?;
     let only = Only {
         gpu: args.gpu.as_deref().map(|name| gpu(&facts, name)).transpose()?,

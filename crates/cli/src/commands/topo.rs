@@ -45,9 +45,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let root = root(args.from.as_deref())?;
     // Only a recorded answer of CUDA is worth having: asking it takes longer than all the rest.
-    let patience = (!root.is_here()).then(|| std::time::Duration::from_secs(1));
+    let timeout = (!root.is_here()).then(|| std::time::Duration::from_secs(1));
     let stop = context.stop.signal();
-    let facts = Facts::gather(&root, &FactsRequest { files: Vec::new(), patience, stop })?;
+    let facts = Facts::gather(&root, &FactsRequest { files: Vec::new(), timeout, stop })?;
     context.stop.check()?;
     let paths = if args.explain { paths(args, &facts)? } else { Vec::new() };
     let missing = if args.explain { topo::missing(&facts) } else { None };

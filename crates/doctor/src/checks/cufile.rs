@@ -1,4 +1,4 @@
-//! NVIDIA's cuFile: its path, and whether it reports it.
+//! NVIDIA's cuFile: which library programs load, and which path it takes.
 
 use crate::check::{Check, CheckGroup, Status};
 use crate::facts::Facts;
@@ -19,7 +19,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 }
 
 fn library(facts: &Facts) -> Check {
-    let why = "programs written for cuFile load the library that the system has, unless they are started with another";
+    let why = "programs written for cuFile load the system's library, unless they are started with another";
     let found = facts.cufile.library.as_ref().map_or_else(
         || "programs find no libcufile; onehop cufile run starts them with onehop's".into(),
         |path| format!("programs get {path}; onehop cufile run starts them with onehop's"),
@@ -38,30 +38,34 @@ fn mode(facts: &Facts) -> Check {
         )
         .by("/proc/driver/nvidia-fs/version");
     }
-    let board = facts.gpus.iter().any(|gpu| gpu.name.split([' ', '-']).any(|word| BOARDS.contains(&word)));
+    let listed_gpu =
+        facts.gpus.iter().any(|gpu| gpu.name.split([' ', '-']).any(|word| BOARDS.contains(&word)));
     let kernel = facts.kernel.version() >= (6, 2) && facts.kernel.option("CONFIG_PCI_P2PDMA") != Some(false);
     let driver = facts.nvidia.open == Some(true) && facts.nvidia.numbers() >= Some((565, 0, 0));
-    let fixed = facts.nvidia.has("RMForceStaticBar1");
+    let static_bar1 = facts.nvidia.has("RMForceStaticBar1");
     let missing: Vec<_> = [
-        (board, "a GPU that NVIDIA lists for it"),
+        (listed_gpu, "a GPU that NVIDIA lists for it"),
         (kernel, "kernel 6.2 or later with P2PDMA"),
         (driver, "the open driver, 565 or later"),
-        (fixed, "static BAR1 (RMForceStaticBar1=1)"),
+        (static_bar1, "static BAR1 (RMForceStaticBar1=1)"),
         (facts.cufile.use_p2pdma, "use_pci_p2pdma in cufile.json"),
     ]
     .into_iter()
-    .filter(|(there, _)| !there)
+    .filter(|(present, _)| !present)
     .map(|(_, name)| name)
     .collect();
     if missing.is_empty() {
         return check(
             Status::Unknown,
-            "nvidia-fs is not loaded; everything that its P2PDMA path needs is present",
+            "nvidia-fs is not loaded; the requirements of its P2PDMA path are met",
         )
         .fix("Run gdscheck -p");
     }
-    let cost =
-        if driver && fixed { String::new() } else { format!(". The module nvidia is loaded anew, {RELOAD}") };
+    let cost = if driver && static_bar1 {
+        String::new()
+    } else {
+        format!(". The module nvidia must be reloaded, {RELOAD}")
+    };
     check(
         Status::Warn,
         "it copies through host memory: nvidia-fs is not loaded, and its P2PDMA path is incomplete",

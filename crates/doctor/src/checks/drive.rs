@@ -5,7 +5,7 @@ use onehop_pci::Device;
 use crate::check::{Check, CheckGroup, Status, bytes, rate};
 use crate::facts::Facts;
 use crate::facts::drive::DriveFacts;
-use crate::fixes::{show_users, unless_used, vmd_off};
+use crate::fixes::{unless_used, users_fix, vmd_fix};
 
 pub(super) fn found(facts: &Facts) -> Check {
     let why = "direct routes need an NVMe drive";
@@ -53,7 +53,7 @@ fn users(facts: &Facts, drive: &DriveFacts) -> Check {
             .fix("Use another drive for direct routes. cpu/pinned and cpu/cached work on this one as it is")
             .by(by),
         Some(Err(error)) => check("drive.use", Status::Unknown, format!("cannot determine: {error}"), why)
-            .fix(show_users(facts)),
+            .fix(users_fix(facts)),
     }
 }
 
@@ -71,7 +71,7 @@ fn driver(drive: &DriveFacts, device: &Device) -> Check {
     }
 }
 
-/// How to rebind the drive to the kernel's own driver.
+/// How to rebind the drive to the kernel's nvme driver.
 fn bind(drive: &DriveFacts, device: &Device, other: &str) -> String {
     let at = format!("/sys/bus/pci/devices/{}", device.address);
     let commands = format!(
@@ -117,28 +117,28 @@ fn power(drive: &DriveFacts, device: &Device) -> Option<Check> {
 fn link(facts: &Facts, device: &Device) -> Option<Check> {
     let link = facts.link(device);
     let why = "the drive's link limits every route";
-    if let Some((found, by)) = facts.link_that_bounds_nothing(device) {
+    if let Some((found, by)) = facts.why_link_sets_no_limit(device) {
         return Some(check("drive.link", Status::Info, found, why).by(by));
     }
     let (Some(now), Some(best)) = (link.now(), link.best()) else {
-        let asked = link.speed.is_some() || link.width.is_some() || device.config.is_some();
-        return asked.then(|| {
+        let is_known = link.speed.is_some() || link.width.is_some() || device.config.is_some();
+        return is_known.then(|| {
             check("drive.link", Status::Unknown, "unknown", why)
                 .fix("Run lspci -vv as root (LnkSta); in a virtual machine, run it on the host")
         });
     };
-    let carries = link.rate().map(|r| format!(", {}", rate(r))).unwrap_or_default();
+    let speed = link.rate().map(|r| format!(", {}", rate(r))).unwrap_or_default();
     if link.rate() < link.max_rate() && facts.machine.is_virtual() {
         let found =
             format!("{now}, maximum {best}, as this virtual machine shows it; the real link may differ");
         return Some(check("drive.link", Status::Info, found, why).fix("Run lspci -vv on the host"));
     }
     if link.rate() < link.max_rate() && !device.is_asleep() {
-        return Some(check("drive.link", Status::Warn, format!("{now}{carries}, maximum {best}"), why)
+        return Some(check("drive.link", Status::Warn, format!("{now}{speed}, maximum {best}"), why)
             .fix("Use a slot with the drive's PCIe generation and lane count. Chipset slots are often older or shared")
             .by("current_link_*, max_link_*"));
     }
-    Some(check("drive.link", Status::Pass, format!("{now}{carries}"), why).by("current_link_*, max_link_*"))
+    Some(check("drive.link", Status::Pass, format!("{now}{speed}"), why).by("current_link_*, max_link_*"))
 }
 
 fn state(drive: &DriveFacts) -> Option<Check> {
@@ -151,7 +151,7 @@ fn state(drive: &DriveFacts) -> Option<Check> {
     );
     Some(
         check("drive.state", Status::Warn, state, why)
-            .fix(format!("dmesg | grep {name} says why. To reset it: {reset}")),
+            .fix(format!("dmesg | grep {name} shows why. To reset it: {reset}")),
     )
 }
 
@@ -183,8 +183,8 @@ fn limits(drive: &DriveFacts, device: &Device, root: bool) -> Check {
         )
         .fix(format!("Run onehop drive identify -d {} (root)", device.address));
     }
-    let asked = identity.is_some();
-    let status = if asked { Status::Info } else { Status::Unknown };
+    let identified = identity.is_some();
+    let status = if identified { Status::Info } else { Status::Unknown };
     let fix = if root {
         format!(
             "The drive did not answer Identify. Run onehop drive identify -d {} once it is unused, and dmesg | grep nvme",
@@ -193,7 +193,7 @@ fn limits(drive: &DriveFacts, device: &Device, root: bool) -> Check {
     } else {
         "Run as root: only the drive reports MDTS and SGLs (Identify)".to_owned()
     };
-    check("drive.limits", status, words.join(", "), why).fix_if(!asked, fix)
+    check("drive.limits", status, words.join(", "), why).fix_if(!identified, fix)
 }
 
 fn cmb(drive: &DriveFacts) -> Option<Check> {
@@ -207,9 +207,9 @@ fn cmb(drive: &DriveFacts) -> Option<Check> {
     };
     // Units start at 4 KiB, and each is sixteen times the previous one.
     let unit = 4096_u64.checked_shl(4 * (size >> 8 & 0xf)).unwrap_or(0);
-    let all = unit.saturating_mul(u64::from(size >> 12));
+    let total = unit.saturating_mul(u64::from(size >> 12));
     let queues = if size & 1 != 0 { ", including submission queues" } else { ", not for submission queues" };
-    Some(check("drive.cmb", Status::Pass, format!("{}{queues}", bytes(all)), why).by("sysfs: cmb"))
+    Some(check("drive.cmb", Status::Pass, format!("{}{queues}", bytes(total)), why).by("sysfs: cmb"))
 }
 
 fn hmb(drive: &DriveFacts) -> Option<Check> {
@@ -231,6 +231,6 @@ fn hmb(drive: &DriveFacts) -> Option<Check> {
 fn vmd(facts: &Facts, device: &Device) -> Option<Check> {
     device.behind_vmd.then(|| {
         let why = "Intel VMD is a host bridge of its own; VFIO cannot claim drives behind it";
-        check("drive.vmd", Status::Warn, "behind Intel VMD", why).fix(vmd_off(facts))
+        check("drive.vmd", Status::Warn, "behind Intel VMD", why).fix(vmd_fix(facts))
     })
 }

@@ -1,4 +1,4 @@
-//! Named files: how each maps to its drive.
+//! Named files: whether each can be read, and how it maps to its drive.
 
 use crate::check::{Check, CheckGroup, Status, bytes};
 use crate::checks::gpu::plural;
@@ -9,7 +9,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     facts
         .files
         .iter()
-        .flat_map(|file| [there(file), chain(facts, file), direct(file)])
+        .flat_map(|file| [readable(file), chain(facts, file), direct(file)])
         .flatten()
         .map(|(file, check)| check.about(file))
         .collect()
@@ -17,11 +17,13 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 
 type MaybeCheck<'a> = Option<(&'a str, Check)>;
 
-fn there(file: &FileFacts) -> MaybeCheck<'_> {
+fn readable(file: &FileFacts) -> MaybeCheck<'_> {
     let (found, fix) = match file.trouble.as_ref()? {
         Trouble::Missing => ("no such file".to_owned(), "Name an existing file"),
-        Trouble::Odd(what) if what == "a directory" => ("it is a directory".to_owned(), "Name a file in it"),
-        Trouble::Odd(what) => (format!("it is {what}"), "Name a regular file"),
+        Trouble::NotRegular(what) if what == "a directory" => {
+            ("it is a directory".to_owned(), "Name a file in it")
+        }
+        Trouble::NotRegular(what) => (format!("it is {what}"), "Name a regular file"),
         Trouble::Refused => ("this user may not read it".to_owned(), "Run as a user who may read it"),
         Trouble::Failed(why) => (why.clone(), ""),
     };
@@ -34,27 +36,27 @@ fn there(file: &FileFacts) -> MaybeCheck<'_> {
 fn chain<'a>(facts: &Facts, file: &'a FileFacts) -> MaybeCheck<'a> {
     let why = "a drive knows only blocks, so a direct route needs the file's extents";
     let check = |status, found: String| Check::new("file.chain", CheckGroup::File, status, found, why);
-    let check = match file.places.as_ref()? {
+    let check = match file.layout.as_ref()? {
         Err(error) => check(Status::Warn, error.clone())
             .fix("cpu/pinned and cpu/cached read it anyway. For direct routes, copy it to ext4 or XFS directly on an NVMe drive"),
-        Ok(places) => {
+        Ok(layout) => {
             let fs = file.fs.as_deref().unwrap_or("an unknown file system");
-            let disks = places.disks.iter().map(|(name, pci)| match pci {
+            let disks = layout.disks.iter().map(|(name, pci)| match pci {
                 Some(pci) => format!("{name} ({pci})"),
                 None => format!("{name} (not on the PCI bus)"),
             });
             let disks: Vec<_> = disks.into_iter().collect();
             let found = format!(
                 "{} on {fs}, {} on {}; {}",
-                bytes(places.bytes),
-                plural(places.extents, "extent"),
+                bytes(layout.bytes),
+                plural(layout.extents, "extent"),
                 disks.join(", "),
-                places.rung
+                layout.rung
             );
             let nvme = |pci: &Option<String>| {
                 pci.as_deref().and_then(|at| facts.device(at.parse().ok()?)).is_some_and(|d| d.class.kind() == 0x0108)
             };
-            if places.disks.iter().all(|(_, pci)| nvme(pci)) && !places.disks.is_empty() {
+            if layout.disks.iter().all(|(_, pci)| nvme(pci)) && !layout.disks.is_empty() {
                 check(Status::Pass, found)
             } else {
                 check(Status::Info, found).fix("For direct routes, copy it to a file system directly on an NVMe drive")

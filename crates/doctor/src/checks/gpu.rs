@@ -2,7 +2,7 @@
 
 use crate::check::{Check, CheckGroup, Status, bytes, rate};
 use crate::facts::Facts;
-use crate::facts::cuda::LATE;
+use crate::facts::cuda::TIMED_OUT;
 use crate::facts::gpu::{GpuFacts, is_assigned_to_guest};
 use crate::facts::nvml::NvmlFacts;
 use crate::facts::place::capability;
@@ -25,7 +25,7 @@ fn present(facts: &Facts) -> Check {
             .fix("Use the emulated GPU (-g emu); onehop demo shows it")
             .by("/sys/bus/pci/devices: vendor 0x10de, class 0x03");
     }
-    let names: Vec<_> = facts.gpus.iter().map(|gpu| titled(facts, gpu)).collect();
+    let names: Vec<_> = facts.gpus.iter().map(|gpu| title(facts, gpu)).collect();
     let mut found = names.join(", ");
     if let Some(gpu) = facts.gpus.iter().find(|gpu| facts.device(gpu.address).is_none()) {
         return hidden(facts, gpu, &found, why);
@@ -43,19 +43,19 @@ fn present(facts: &Facts) -> Check {
 fn hidden(facts: &Facts, gpu: &GpuFacts, found: &str, why: &'static str) -> Check {
     let check =
         |status, words| Check::new("gpu.present", CheckGroup::Gpu, status, format!("{found}; {words}"), why);
-    if gpu.in_the_chip() {
+    if gpu.is_integrated() {
         return check(Status::Info, "integrated with the CPU: it uses the CPU's memory and has no BAR")
             .fix("Load files by cpu/pinned; direct routes need a GPU on the PCI bus");
     }
     let check = check(Status::Warn, "CUDA shows it, the PCI bus does not");
-    if facts.kernel.in_windows() {
+    if facts.kernel.is_wsl() {
         return check.fix("Windows owns the GPU and the drives (WSL). Boot Linux itself for direct routes");
     }
     check.fix("Run where /sys shows the PCI bus. A sandbox or container hides it")
 }
 
-/// With its driver, if that is not NVIDIA's.
-fn titled(facts: &Facts, gpu: &GpuFacts) -> String {
+/// A GPU's display name, with its driver if that is not NVIDIA's.
+fn title(facts: &Facts, gpu: &GpuFacts) -> String {
     let title = crate::routes::gpu_title(gpu);
     match facts.device(gpu.address).and_then(|device| device.driver.as_deref()) {
         Some(other) if other != "nvidia" => format!("{title}, bound to {other}"),
@@ -63,10 +63,10 @@ fn titled(facts: &Facts, gpu: &GpuFacts) -> String {
     }
 }
 
-/// GPUs of other vendors, which CUDA does not drive.
+/// GPUs of other vendors.
 fn others(facts: &Facts) -> Option<Check> {
     let other = |device: &&onehop_pci::Device| {
-        // WSL's virtual GPU is NVIDIA's, accessed in another way.
+        // WSL's virtual GPU stands for one that CUDA reports.
         let by_wsl = device.driver.as_deref() == Some("dxgkrnl");
         device.vendor != 0x10de && matches!(device.class.kind(), 0x0300 | 0x0302 | 0x0380 | 0x1200) && !by_wsl
     };
@@ -90,7 +90,7 @@ fn flavour(facts: &Facts) -> Check {
         Check::new("gpu.driver", CheckGroup::Gpu, status, found, why).by("/proc/driver/nvidia/version")
     };
     let Some(version) = &nvidia.version else {
-        // If CUDA works, the driver is there, even if /proc and /sys hide it.
+        // If CUDA works, the driver is loaded, even if /proc and /sys hide it.
         if facts.gpus.iter().any(|gpu| gpu.cuda.is_some()) {
             return check(
                 Status::Unknown,
@@ -114,7 +114,7 @@ fn flavour(facts: &Facts) -> Check {
         }
         Some(false) => check(Status::Warn, format!("{version}, proprietary kernel modules")).fix(format!(
             "Install the open kernel modules of the same version (nvidia-open; Turing or later){}",
-            fixes::loading(facts)
+            fixes::open_modules_cost(facts)
         )),
         None => check(Status::Unknown, format!("{version}, unknown flavour"))
             .fix("Run modinfo -F license nvidia: the open flavour prints Dual MIT/GPL"),
@@ -133,15 +133,15 @@ fn cuda(facts: &Facts) -> Check {
     let check = |status, found: String| {
         Check::new("gpu.cuda", CheckGroup::Gpu, status, found, why).by("libcuda, cuInit")
     };
-    let divided = facts.gpus.iter().find(|gpu| gpu.mig).map(|gpu| gpu.address);
+    let with_mig = facts.gpus.iter().find(|gpu| gpu.mig).map(|gpu| gpu.address);
     match &facts.cuda {
         None => check(Status::Unknown, "CUDA was not queried on this system".into())
             .fix("Record the system again with onehop doctor --record, on the machine itself"),
         Some(cuda) => match &cuda.error {
             Some(error) => check(Status::Fail, error.clone()).fix(cuda_fix(facts, error)),
-            None if cuda.gpus.is_empty() && divided.is_some() => {
+            None if cuda.gpus.is_empty() && with_mig.is_some() => {
                 check(Status::Fail, "CUDA shows no GPU: MIG is on, and no instance is visible".into())
-                    .fix(divided.map(fixes::mig_instance).unwrap_or_default())
+                    .fix(with_mig.map(fixes::mig_instance).unwrap_or_default())
             }
             None if cuda.gpus.is_empty() => check(Status::Fail, "CUDA shows no GPU".into())
                 .fix("Unset CUDA_VISIBLE_DEVICES, or pass the GPUs to the container (--gpus all)"),
@@ -159,7 +159,7 @@ fn cuda(facts: &Facts) -> Check {
 }
 
 fn cuda_fix(facts: &Facts, error: &str) -> String {
-    if error.starts_with(LATE) {
+    if error.starts_with(TIMED_OUT) {
         return "Increase --patience. A sleeping GPU, or a driver that is not kept loaded, takes seconds to start \
                 (nvidia-persistenced keeps it ready)"
             .into();
@@ -192,15 +192,15 @@ fn registers(facts: &Facts) -> Check {
     let failed = first
         .into_iter()
         .chain(trials)
-        .find_map(|(gpu, shown)| Some((gpu, shown, shown.tried.as_ref().err()?)));
-    if let Some((gpu, shown, error)) = failed {
-        let found = format!("mapping registers of {} for GPU {} failed: {error}", shown.of, gpu.address);
+        .find_map(|(gpu, mapped)| Some((gpu, mapped, mapped.trial.as_ref().err()?)));
+    if let Some((gpu, mapped, error)) = failed {
+        let found = format!("mapping registers of {} for GPU {} failed: {error}", mapped.drive, gpu.address);
         return check(Status::Warn, found)
             .fix("Fix what the error names first; dmesg | grep NVRM shows more")
             .by("tried: cuMemHostRegister with IOMEMORY");
     }
-    if let Some((_, shown)) = first {
-        let found = format!("a page of {}'s registers was mapped for the GPU and unmapped", shown.of);
+    if let Some((_, mapped)) = first {
+        let found = format!("a page of {}'s registers was mapped for the GPU and unmapped", mapped.drive);
         return check(Status::Pass, found).by("tried: cuMemHostRegister with IOMEMORY");
     }
     if let Some((gap, fix)) = fixes::registers(facts, before_turing(facts)) {
@@ -251,7 +251,6 @@ pub(super) fn checks(facts: &Facts, gpu: &GpuFacts) -> Vec<Check> {
     checks
 }
 
-/// MIG instances share BAR1, link and copy engines.
 fn mig(gpu: &GpuFacts) -> Option<Check> {
     gpu.mig.then(|| {
         let why = "CUDA shows one instance of a partitioned GPU. All instances share BAR1, and direct routes into one are untested";
@@ -271,11 +270,11 @@ fn mig(gpu: &GpuFacts) -> Option<Check> {
 
 fn copy(gpu: &GpuFacts) -> Option<Check> {
     let why = "the route that works everywhere: pinned memory, then the GPU's copy engine (cpu/pinned)";
-    let tried = gpu.cuda.as_ref()?.copy.as_ref();
+    let trial = gpu.cuda.as_ref()?.copy.as_ref();
     let check = |status, found: String| {
         Check::new("gpu.copy", CheckGroup::Gpu, status, found, why).about(gpu.address).by("tried")
     };
-    Some(match tried {
+    Some(match trial {
         Some(Ok(())) => check(Status::Pass, "2 MiB copied into GPU memory and back, bytes identical".into()),
         Some(Err(error)) => {
             check(Status::Fail, error.clone()).fix("Run dmesg | grep -E 'NVRM|Xid', then nvidia-smi")
@@ -296,7 +295,7 @@ fn dma_buf(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
             let found = format!("{error}: GPUs older than Turing export none");
             check(Status::Info, found).by("tried: cuMemGetHandleForAddressRange")
         }
-        Some(Err(error)) if gpu.in_the_chip() => {
+        Some(Err(error)) if gpu.is_integrated() => {
             let found = format!("{error}: this GPU has no BAR for other devices");
             check(Status::Info, found).by("tried: cuMemGetHandleForAddressRange")
         }
@@ -305,13 +304,13 @@ fn dma_buf(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
                 Some(true) => "Use a data-center or RTX professional GPU: GeForce boards export no dma-bufs".to_owned(),
                 _ => format!(
                     "Install NVIDIA's open kernel modules{}. GeForce boards export no dma-bufs with them either",
-                    fixes::loading(facts)
+                    fixes::open_modules_cost(facts)
                 ),
             })
             .by("tried: cuMemGetHandleForAddressRange"),
         None => {
-            let said = if cuda.dma_buf_said { "CUDA reports support; not tested" } else { "CUDA reports no support; not tested" };
-            check(Status::Unknown, said.into()).fix("Increase --patience")
+            let found = if cuda.dma_buf_reported { "CUDA reports support; not tested" } else { "CUDA reports no support; not tested" };
+            check(Status::Unknown, found.into()).fix("Increase --patience")
         }
     })
 }
@@ -360,7 +359,7 @@ fn power(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     (!words.is_empty()).then(|| check(Status::Info, words.join(", ")).by("NVML"))
 }
 
-/// The link according to NVML, if the bus is hidden.
+/// The link according to NVML, for a hidden bus.
 fn link_by_nvml(health: &NvmlFacts, check: impl Fn(Status, String) -> Check) -> Option<Check> {
     let words =
         |(generation, lanes): (Option<u32>, Option<u32>)| Some(format!("Gen{} x{}", generation?, lanes?));
@@ -396,7 +395,7 @@ fn link(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
         let found = "asleep: its link is down or slow until the GPU is used";
         return Some(check(Status::Info, found.into()));
     }
-    if let Some((found, by)) = facts.link_that_bounds_nothing(device) {
+    if let Some((found, by)) = facts.why_link_sets_no_limit(device) {
         return Some(check(Status::Info, found.into()).by(by));
     }
     let (Some(now), Some(best)) = (link.now(), link.best()) else {
@@ -406,8 +405,8 @@ fn link(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
         );
     };
     let port = device.parents.last().and_then(|port| facts.tree.get(*port));
-    let room = port.map(|port| port.best_link()).unwrap_or_default();
-    let slot = room.max_width.filter(|lanes| Some(*lanes) < link.max_width);
+    let port_link = port.map(|port| port.best_link()).unwrap_or_default();
+    let slot = port_link.max_width.filter(|lanes| Some(*lanes) < link.max_width);
     if link.width < link.max_width && facts.machine.is_virtual() {
         let found =
             format!("{now}, maximum {best}, as this virtual machine shows it; the real link may differ");

@@ -1,19 +1,19 @@
-//! The GPU's BAR1: how much of its memory other devices can reach, and where.
+//! The GPU's BAR1: its address, and how much GPU memory it exposes.
 
 use crate::check::{Check, CheckGroup, Status, bytes};
 use crate::checks::gpu::memory;
 use crate::facts::Facts;
 use crate::facts::gpu::GpuFacts;
-use crate::fixes::{RELOAD, rebar};
+use crate::fixes::{RELOAD, rebar_fix};
 
 const FOUR_GIB: u64 = 1 << 32;
 /// Alignment that a static BAR1 was observed to need.
 const STATIC_ALIGN: u64 = 512 << 20;
-/// BAR1 without resizing.
-const USUAL: u64 = 256 << 20;
+/// Size of BAR1 without resizing.
+const DEFAULT_BAR1: u64 = 256 << 20;
 
 pub(super) fn checks(facts: &Facts, gpu: &GpuFacts) -> Vec<Check> {
-    [size(facts, gpu), resizable(facts, gpu), fixed(facts, gpu), memory_enabled(facts, gpu)]
+    [size(facts, gpu), resizable(facts, gpu), static_layout(facts, gpu), memory_enabled(facts, gpu)]
         .into_iter()
         .flatten()
         .collect()
@@ -24,7 +24,7 @@ fn size(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     let check = |status, found: String| {
         Check::new("gpu.bar1", CheckGroup::Gpu, status, found, why).about(gpu.address).by("resource, row 1")
     };
-    if gpu.in_the_chip() {
+    if gpu.is_integrated() {
         return None;
     }
     let Some(bar) = gpu.window else {
@@ -36,17 +36,17 @@ fn size(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     if !bar.assigned {
         return Some(
             check(Status::Fail, format!("{}, without an address from the firmware", bytes(bar.size)))
-                .fix(rebar(facts, gpu)),
+                .fix(rebar_fix(facts, gpu)),
         );
     }
     let place = format!("{} at {:#x}", bytes(bar.size), bar.start);
     let below = if bar.last() < FOUR_GIB { ", below 4 GiB" } else { "" };
-    Some(match gpu.whole() {
+    Some(match gpu.covers_all_memory() {
         Some(true) => check(Status::Pass, format!("{place}{below}, for {}", memory(gpu))),
         Some(false) => check(Status::Warn, format!("{place}{below}: covers only part of {}", memory(gpu)))
-            .fix(rebar(facts, gpu)),
-        None if bar.size <= USUAL => {
-            check(Status::Warn, format!("{place}{below}: small")).fix(rebar(facts, gpu))
+            .fix(rebar_fix(facts, gpu)),
+        None if bar.size <= DEFAULT_BAR1 => {
+            check(Status::Warn, format!("{place}{below}: small")).fix(rebar_fix(facts, gpu))
         }
         None if gpu.mig => check(
             Status::Info,
@@ -67,22 +67,22 @@ fn resizable(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     let (now, most) = (bytes(can.size), bytes(can.largest()));
     Some(if can.size >= can.largest() {
         check(Status::Pass, format!("{now}, the maximum"))
-    } else if gpu.whole() == Some(true) {
+    } else if gpu.covers_all_memory() == Some(true) {
         check(Status::Pass, format!("{now}, enough for all of its memory (maximum {most})"))
     } else {
-        check(Status::Warn, format!("{now}, maximum {most}")).fix(rebar(facts, gpu))
+        check(Status::Warn, format!("{now}, maximum {most}")).fix(rebar_fix(facts, gpu))
     })
 }
 
-/// Whether the layout of BAR1 is static.
-fn fixed(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
+/// Whether BAR1 maps GPU memory statically.
+fn static_layout(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     let why = "with a static BAR1, VFIO can map GPU memory for a drive without a kernel module";
     let check = |status, found: String| {
         Check::new("gpu.static_bar1", CheckGroup::Gpu, status, found, why).about(gpu.address)
     };
     let bar = gpu.window.filter(|bar| bar.assigned)?;
     facts.nvidia.version.as_ref()?;
-    // Other drivers have their own layouts.
+    // RMForceStaticBar1 is an option of NVIDIA's driver.
     let driver = facts.device(gpu.address).and_then(|device| device.driver.as_deref());
     driver.is_none_or(|driver| driver == "nvidia").then_some(())?;
     if !facts.nvidia.has("RMForceStaticBar1") {
@@ -92,10 +92,10 @@ fn fixed(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
             ))
             .by("/proc/driver/nvidia/params"));
     }
-    if gpu.whole() == Some(false) {
+    if gpu.covers_all_memory() == Some(false) {
         return Some(
             check(Status::Warn, "requested, but BAR1 is smaller than GPU memory".into())
-                .fix(rebar(facts, gpu)),
+                .fix(rebar_fix(facts, gpu)),
         );
     }
     if !bar.start.is_multiple_of(STATIC_ALIGN) {

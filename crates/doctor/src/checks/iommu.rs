@@ -7,7 +7,7 @@ use onehop_pci::{Address, IommuGroup};
 use crate::check::{Check, CheckGroup, Status};
 use crate::facts::Facts;
 use crate::facts::drive::DriveFacts;
-use crate::fixes::{apart, group_user, iommu_on};
+use crate::fixes::{group_user, iommu_fix, isolation_fix};
 use crate::pair::list;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
@@ -37,7 +37,7 @@ fn mode(facts: &Facts) -> Check {
         } else {
             "an IOMMU with no device behind it"
         };
-        return check(Status::Warn, found.into()).fix(iommu_on(facts));
+        return check(Status::Warn, found.into()).fix(iommu_fix(facts));
     }
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for group in groups.values() {
@@ -52,7 +52,7 @@ fn mode(facts: &Facts) -> Check {
     )
 }
 
-/// With lazy flushes, a device can still write to memory that was unmapped.
+/// With lazy flushing, a device can still write to memory after it was unmapped.
 fn lazy(facts: &Facts) -> Option<Check> {
     let devices =
         facts.drives.iter().filter_map(|drive| drive.address).chain(facts.sdrs.iter().map(|sdr| sdr.address));
@@ -61,7 +61,7 @@ fn lazy(facts: &Facts) -> Option<Check> {
         group.is_some_and(|group| group.kind.as_deref() == Some("DMA-FQ"))
     };
     let lazy: Vec<_> = devices.filter(is_lazy).collect();
-    // VFIO has its own domain; the module depends on the existing one.
+    // VFIO creates its own domain; the module uses the existing one.
     (!lazy.is_empty() && facts.module.loaded).then(|| {
         let why = "with lazy flushing, devices were seen to write into memory after it was unmapped";
         let found = format!("translations of {} are flushed lazily (DMA-FQ)", list(&lazy));
@@ -71,7 +71,7 @@ fn lazy(facts: &Facts) -> Option<Check> {
     })
 }
 
-/// How to make a group strict in which nothing is used.
+/// How to make a group strict, if nothing in it is in use.
 fn strict(facts: &Facts, lazy: &[Address]) -> String {
     let free = |address: &&Address| group_user(facts, **address).is_none();
     let group = |address: &Address| Some((*address, facts.device(*address)?.iommu_group?));
@@ -80,15 +80,17 @@ fn strict(facts: &Facts, lazy: &[Address]) -> String {
             "While no device of the group has a driver: echo DMA > /sys/kernel/iommu_groups/{group}/type (root; for {address}). \
              Each unmap then waits for the IOMMU, which costs throughput"
         ),
-        None => "Wait until nothing in its group is used, then make the group strict (docs/kernel-module.md)"
-            .into(),
+        None => {
+            "Wait until nothing in its group is in use, then make the group strict (docs/kernel-module.md)"
+                .into()
+        }
     }
 }
 
 fn shared(facts: &Facts) -> Vec<Check> {
     let why = "VFIO works on whole groups: all devices of a group are detached together";
     let one = |address| {
-        // A device behind VMD is never claimed, regardless of its group.
+        // A device behind VMD cannot be claimed in any group.
         let device = facts.device(address).filter(|device| !device.behind_vmd)?;
         let (number, group) = (device.iommu_group?, facts.tree.group_of(device)?);
         let others: Vec<_> = group
@@ -115,7 +117,7 @@ fn shared(facts: &Facts) -> Vec<Check> {
                 Some(users) => {
                     format!("Use another drive for direct routes: this one is or may be in use ({users})")
                 }
-                None => apart(facts, &others),
+                None => isolation_fix(facts, &others),
             })
         })
     };
@@ -141,15 +143,15 @@ fn vfio(facts: &Facts) -> Check {
     if kernel.unsafe_no_iommu && kernel.iommu_units.is_empty() {
         let fix = format!(
             "{}. Then echo N > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode",
-            iommu_on(facts)
+            iommu_fix(facts)
         );
         return check(Status::Warn, words.join(", ")).fix(fix);
     }
-    // VFIO's unsafe mode also makes groups, to which the kernel gives no type.
+    // VFIO's unsafe mode also creates groups; their type reads as `unknown`.
     let is_real = |group: &IommuGroup| group.kind.as_deref() != Some("unknown");
     if usable && !facts.tree.groups.values().any(is_real) {
         words.push("no device is in an IOMMU group".to_owned());
-        return check(Status::Warn, words.join(", ")).fix(iommu_on(facts));
+        return check(Status::Warn, words.join(", ")).fix(iommu_fix(facts));
     }
     match (!usable, kernel.option("CONFIG_VFIO_PCI")) {
         (false, _) => check(Status::Pass, words.join(", ")),

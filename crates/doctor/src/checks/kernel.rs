@@ -1,11 +1,11 @@
-//! The kernel: version, P2PDMA, lockdown, io_uring, our module.
+//! The kernel: version, P2PDMA, lockdown, io_uring, the module onehop.
 
 use onehop_pci::Address;
 
 use crate::check::{Check, CheckGroup, Status};
 use crate::facts::Facts;
 use crate::facts::module::Bound;
-use crate::fixes::{RELAXED, group_user, translation_on};
+use crate::fixes::{RELAXED, group_user, translation_fix};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![version(facts), p2pdma(facts), ring(facts)];
@@ -46,7 +46,7 @@ fn p2pdma(facts: &Facts) -> Check {
 }
 
 /// The module's words for what is missing, and their meaning.
-const MISSING: [(&str, &str); 5] = [
+const MISSING_WORDS: [(&str, &str); 5] = [
     ("translation", "no IOMMU translates its addresses"),
     ("strict", "translations are flushed lazily (DMA-FQ)"),
     ("alone", "other devices are in its IOMMU group"),
@@ -54,12 +54,12 @@ const MISSING: [(&str, &str); 5] = [
     ("direct", "the firmware reserves memory that the device can reach"),
 ];
 
-/// How to get what the module misses.
+/// How to provide what the module misses.
 fn missing_fix(facts: &Facts, word: &str, address: Address) -> String {
     match word {
-        "translation" => translation_on(facts, address),
+        "translation" => translation_fix(facts, address),
         "strict" if group_user(facts, address).is_some() => {
-            "Wait until nothing in its IOMMU group is used, then release it and make the group strict (docs/kernel-module.md)".into()
+            "Wait until nothing in its IOMMU group is in use, then release it and make the group strict (docs/kernel-module.md)".into()
         }
         "strict" => format!(
             "Release it (onehop drive unbind -d {address}). While no device of its group has a driver: echo DMA > \
@@ -127,7 +127,7 @@ fn bound(facts: &Facts, device: &Bound) -> Check {
     if missing.is_empty() {
         return check(Status::Pass, "members of the group onehop may open it".into()).by(by);
     }
-    let means = |word: &String| MISSING.iter().find(|(name, _)| name == word).map(|(_, means)| *means);
+    let means = |word: &String| MISSING_WORDS.iter().find(|(name, _)| name == word).map(|(_, means)| *means);
     let words: Vec<_> = missing.iter().map(|word| means(word).unwrap_or(word)).collect();
     let first = missing.iter().find(|word| means(word).is_some());
     let fix = missing_fix(facts, first.map_or("", String::as_str), device.address);
@@ -174,7 +174,7 @@ fn lockdown(facts: &Facts) -> Option<Check> {
     )
 }
 
-/// Who may map a BAR of a device with a driver.
+/// Whether the kernel forbids mapping the BAR of a device that has a driver.
 fn strict(facts: &Facts) -> Option<Check> {
     let on = facts.kernel.option("CONFIG_IO_STRICT_DEVMEM")?;
     let why = "it forbids mapping the BAR of a device that a driver has claimed, including the GPU's BAR1";

@@ -5,7 +5,7 @@ use crate::facts::Facts;
 use crate::facts::place::capability;
 
 /// Size of a pinned ring and its queues.
-const ENOUGH: u64 = 256 << 20;
+const PINNED_RING: u64 = 256 << 20;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![lock(facts), huge(facts)];
@@ -18,13 +18,13 @@ fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'stat
 }
 
 fn lock(facts: &Facts) -> Check {
-    let why = "memory that devices reach is locked: VFIO, io_uring's registered buffers and the module onehop count it";
+    let why = "memory that devices access is locked: VFIO, io_uring's registered buffers and the module onehop count it";
     let memory = &facts.memory;
     let by = "/proc/self/limits: Max locked memory";
     match (memory.lock_limit, memory.lock_known) {
         _ if facts.place.can(capability::IPC_LOCK) => check("memory.lock", Status::Pass, "no limit for this user (CAP_IPC_LOCK)", why).by(by),
         (None, true) => check("memory.lock", Status::Pass, "no limit", why).by(by),
-        (Some(limit), _) if limit >= ENOUGH => check("memory.lock", Status::Pass, bytes(limit), why).by(by),
+        (Some(limit), _) if limit >= PINNED_RING => check("memory.lock", Status::Pass, bytes(limit), why).by(by),
         (Some(limit), _) => check("memory.lock", Status::Warn, format!("only {}", bytes(limit)), why)
             .fix(if facts.place.container.is_some() {
                 "Start the container with a higher limit (docker run --ulimit memlock=-1): its programs may then lock all memory"

@@ -1,4 +1,4 @@
-//! The checks. Each turns facts into data, and reads nothing itself.
+//! The checks. They judge collected facts, and read nothing from the system.
 
 mod cufile;
 mod drive;
@@ -20,7 +20,7 @@ use crate::facts::Facts;
 
 /// All checks of a machine.
 pub(crate) fn all(facts: &Facts, only: &Only) -> Vec<Check> {
-    let wanted = |wish: Option<Address>, address: Address| wish.is_none_or(|wish| wish == address);
+    let wanted = |only: Option<Address>, address: Address| only.is_none_or(|only| only == address);
     let mut checks = place::checks(facts);
     checks.extend(bus(facts));
     checks.extend(gpu::driver(facts));

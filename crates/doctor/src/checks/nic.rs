@@ -5,7 +5,7 @@ use onehop_pci::Device;
 use crate::check::{Check, CheckGroup, Status, bytes, rate};
 use crate::facts::Facts;
 use crate::facts::nic::{Nic, SdrFacts};
-use crate::fixes::{group_user, translation_on};
+use crate::fixes::{group_user, translation_fix};
 use crate::pair::DevicePair;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
@@ -133,7 +133,7 @@ fn mask(facts: &Facts, sdr: &SdrFacts, gpu: &crate::facts::gpu::GpuFacts) -> Opt
     Some(match group.and_then(onehop_pci::IommuGroup::translates) {
         Some(true) => check(Status::Pass, format!("{place}; the IOMMU maps it below 4 GiB")),
         Some(false) => {
-            let boot = translation_on(facts, sdr.address);
+            let boot = translation_fix(facts, sdr.address);
             let fix = match group_user(facts, sdr.address) {
                 None => format!(
                     "{boot}. Or, while no device of the board's group has a driver: echo DMA > \
@@ -145,6 +145,6 @@ fn mask(facts: &Facts, sdr: &SdrFacts, gpu: &crate::facts::gpu::GpuFacts) -> Opt
             check(Status::Fail, format!("{place}; the IOMMU does not translate (identity)")).fix(fix)
         }
         None => check(Status::Fail, format!("{place}; no IOMMU translates"))
-            .fix(translation_on(facts, sdr.address)),
+            .fix(translation_fix(facts, sdr.address)),
     })
 }

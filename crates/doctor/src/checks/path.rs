@@ -8,7 +8,7 @@ use crate::facts::Facts;
 use crate::pair::{DevicePair, Passes, list};
 
 pub(super) fn checks(facts: &Facts, only: &Only) -> Vec<Check> {
-    let wanted = |wish: Option<Address>, address: Address| wish.is_none_or(|wish| wish == address);
+    let wanted = |only: Option<Address>, address: Address| only.is_none_or(|only| only == address);
     let devices: Vec<_> = facts.peers().into_iter().filter(|at| wanted(only.device, *at)).collect();
     let gpus = facts.gpus.iter().filter(|gpu| wanted(only.gpu, gpu.address));
     let pairs =
@@ -35,8 +35,8 @@ fn class(pair: &DevicePair<'_>) -> Check {
     let bridges: Vec<_> = path.bridges().collect();
     let through = if bridges.is_empty() { String::new() } else { format!(", through {}", list(&bridges)) };
     let far = matches!(path.class, onehop_pci::PathClass::Sys | onehop_pci::PathClass::Node);
-    // Neither a virtual machine nor NVLink-C2C offers a choice of slots.
-    let fixed = pair.facts.machine.is_virtual() || pair.facts.by_c2c(pair.gpu_device.address);
+    // In a virtual machine or with NVLink-C2C, there is no other slot to move to.
+    let fixed = pair.facts.machine.is_virtual() || pair.facts.is_c2c(pair.gpu_device.address);
     let status = match (far, fixed) {
         (true, false) => Status::Warn,
         (true, true) => Status::Info,
@@ -45,7 +45,7 @@ fn class(pair: &DevicePair<'_>) -> Check {
     let found = format!("{}: {}{through}", path.class.name(), path.class.text());
     check("path.class", status, found, why)
         .fix_if(status == Status::Warn, closer(path.class))
-        .by("/sys/bus/pci/devices: where the links lead; NUMA nodes")
+        .by("/sys/bus/pci/devices: symbolic links; NUMA nodes")
 }
 
 fn closer(class: onehop_pci::PathClass) -> &'static str {
@@ -117,7 +117,7 @@ fn acs_off(ports: &[Address]) -> String {
 
 fn narrowest(pair: &DevicePair<'_>) -> Option<Check> {
     let why = "the narrowest link limits every route; a result above it is wrong";
-    if let Some((reason, by)) = pair.unbounded() {
+    if let Some((reason, by)) = pair.why_unlimited() {
         let found = format!("no limit known: {reason}");
         return Some(check("path.limit", Status::Info, found, why).by(by));
     }
@@ -129,18 +129,19 @@ fn narrowest(pair: &DevicePair<'_>) -> Option<Check> {
     }
     let gpu = pair.gpu_device.best_link();
     if gpu.speed < gpu.max_speed && gpu.speed.is_some() {
-        found.push_str("; the GPU's link is idle, and counts at full speed");
+        found.push_str("; the GPU's link is idle, and is counted at full speed");
     }
     Some(check("path.limit", Status::Info, found, why).by("current_link_* of every device on the path"))
 }
 
 fn writes(pair: &DevicePair<'_>) -> Check {
-    let why = "when a drive reads, it writes into GPU memory, and GPUs write doorbells: posted packets";
+    let why =
+        "a drive that reads blocks writes them into GPU memory, and GPUs write doorbells: posted packets";
     passes("path.p2p_write", pair.writes(), why)
 }
 
 fn reads(pair: &DevicePair<'_>) -> Check {
-    let why = "a drive that writes data, or fetches commands from GPU memory, reads there: packets that need an answer";
+    let why = "a drive reads GPU memory to fetch commands and the data that it writes: non-posted packets";
     passes("path.p2p_read", pair.reads(), why)
 }
 

@@ -48,11 +48,11 @@ fn user(facts: &Facts) -> Check {
 
 fn machine(facts: &Facts) -> Check {
     let product = facts.place.product.clone();
-    let why = "in a virtual machine the host decides which devices reach each other, and the tree is not the real one";
+    let why = "in a virtual machine the host decides which devices reach each other, and the PCI tree is not the real one";
     let check = |status, found| Check::new("place.vm", CheckGroup::Place, status, found, why);
     match &facts.machine {
         Virtual::Yes(by) => {
-            let product = product.or_else(|| facts.kernel.in_windows().then(|| "WSL".to_owned()));
+            let product = product.or_else(|| facts.kernel.is_wsl().then(|| "WSL".to_owned()));
             let what = product.map_or_else(String::new, |name| format!(" ({name})"));
             check(Status::Info, format!("virtual machine{what}"))
                 .fix("Pass GPU and drive through with peer-to-peer enabled (one IOMMU domain), or run on the host")
@@ -82,7 +82,7 @@ fn container(facts: &Facts) -> Option<Check> {
     if place.sysfs_read_only {
         missing.push("a writable /sys, to bind drivers (--privileged, which exposes all of the host)");
     }
-    // A user other than root lacks it on the host too.
+    // Without root, CAP_SYS_ADMIN is missing on the host too.
     if place.root && !place.can(capability::SYS_ADMIN) {
         missing.push("CAP_SYS_ADMIN, to map other devices' registers for GPUs, which gives it much of root's power on the host");
     }

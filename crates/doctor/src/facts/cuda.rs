@@ -1,4 +1,4 @@
-//! CUDA's answers. Each GPU is tried: a context, a copy whose bytes are compared, a dma-buf.
+//! What CUDA reports, and trials on each GPU: a context, a copy that is read back and compared, a dma-buf.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -10,16 +10,16 @@ use onehop_os::MmioWindow;
 use onehop_pci::{Address, Root};
 use serde::{Deserialize, Serialize};
 
-/// Size of the trials.
-const TRIED: usize = 2 << 20;
+/// Bytes copied or exported by a trial.
+const TRIAL_BYTES: usize = 2 << 20;
 
 /// The result of a trial, with the reason if it failed.
 pub type Trial = Result<(), String>;
 
-/// The CUDA driver's answer.
+/// What the CUDA driver reports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cuda {
-    /// Why there is no answer.
+    /// Why CUDA cannot be used.
     pub error: Option<String>,
     /// Its CUDA version: 1000 × major + 10 × minor.
     pub version: i32,
@@ -34,14 +34,15 @@ pub struct CudaGpu {
     pub pci: String,
     /// Its product name.
     pub name: String,
-    /// Bytes of its memory.
+    /// Its memory size in bytes.
     pub memory: u64,
     /// Compute capability.
     pub compute: (i32, i32),
     /// Whether CUDA reports that other devices may access its memory.
     pub gpudirect: bool,
     /// Whether CUDA reports support for dma-bufs.
-    pub dma_buf_said: bool,
+    #[serde(rename = "dma_buf_said")]
+    pub dma_buf_reported: bool,
     /// Scope of the ordering of other devices' writes: `none`, `owner`, `all`.
     pub ordering: String,
     /// Whether the host can flush them.
@@ -59,9 +60,11 @@ pub struct CudaGpu {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Registers {
     /// The drive.
-    pub of: String,
+    #[serde(rename = "of")]
+    pub drive: String,
     /// The result.
-    pub tried: Trial,
+    #[serde(rename = "tried")]
+    pub trial: Trial,
 }
 
 impl Cuda {
@@ -71,27 +74,27 @@ impl Cuda {
 }
 
 /// Start of the message after a timeout.
-pub(crate) const LATE: &str = "no answer within";
+pub(crate) const TIMED_OUT: &str = "no answer within";
 
 /// Queries CUDA and tries each GPU, with a time limit: a hanging driver must not block the doctor.
 ///
-/// `registers` is a drive whose registers are mapped for each GPU. One of them, the drive's capabilities, is read, as
-/// its driver does; nothing is written.
-pub(super) fn ask(patience: Duration, registers: Option<Address>) -> Cuda {
-    let (send, answer) = mpsc::channel();
-    let asked = thread::Builder::new().name("cuda".into()).spawn(move || send.send(all(registers)));
-    if let Err(error) = asked {
+/// `registers` is a drive whose registers are mapped for each GPU. Only its capability register (CAP) is read; nothing
+/// is written.
+pub(super) fn query(timeout: Duration, registers: Option<Address>) -> Cuda {
+    let (sender, answer) = mpsc::channel();
+    let thread = thread::Builder::new().name("cuda".into()).spawn(move || sender.send(query_all(registers)));
+    if let Err(error) = thread {
         return Cuda::failed(format!("cannot start a thread to query it: {error}"));
     }
-    answer.recv_timeout(patience).unwrap_or_else(|_| {
+    answer.recv_timeout(timeout).unwrap_or_else(|_| {
         Cuda::failed(format!(
-            "{LATE} {} ms: it may be starting (nvidia-persistenced keeps it ready) or hanging",
-            patience.as_millis()
+            "{TIMED_OUT} {} ms: it may be starting (nvidia-persistenced keeps it ready) or hanging",
+            timeout.as_millis()
         ))
     })
 }
 
-fn all(registers: Option<Address>) -> Cuda {
+fn query_all(registers: Option<Address>) -> Cuda {
     let cuda = match cuda::Cuda::load() {
         Ok(cuda) => cuda,
         Err(error) => return Cuda::failed(error),
@@ -102,19 +105,19 @@ fn all(registers: Option<Address>) -> Cuda {
     };
     // Opening a GPU takes a fifth of a second, so all are opened in parallel.
     let gpus = thread::scope(|scope| {
-        let asked: Vec<_> =
-            devices.iter().map(|device| scope.spawn(|| gpu(&cuda, device, registers))).collect();
-        asked
+        let threads: Vec<_> =
+            devices.iter().map(|device| scope.spawn(|| try_gpu(&cuda, device, registers))).collect();
+        threads
             .into_iter()
             .zip(&devices)
-            .map(|(one, device)| one.join().unwrap_or_else(|_| said(device)))
+            .map(|(thread, device)| thread.join().unwrap_or_else(|_| attributes(device)))
             .collect()
     });
     Cuda { error: None, version: cuda.version(), gpus }
 }
 
-/// CUDA's answers without a trial.
-fn said(device: &cuda::Device) -> CudaGpu {
+/// What CUDA reports about a GPU, without trials.
+fn attributes(device: &cuda::Device) -> CudaGpu {
     let ordering = match device.can.visibility.ordering {
         WritesOrdering::None => "none",
         WritesOrdering::Owner => "owner",
@@ -126,7 +129,7 @@ fn said(device: &cuda::Device) -> CudaGpu {
         memory: device.memory,
         compute: device.can.compute,
         gpudirect: device.can.gpudirect,
-        dma_buf_said: device.can.dma_buf,
+        dma_buf_reported: device.can.dma_buf,
         ordering: ordering.into(),
         host_flush: device.can.visibility.host_flush,
         copy: None,
@@ -135,30 +138,30 @@ fn said(device: &cuda::Device) -> CudaGpu {
     }
 }
 
-fn gpu(cuda: &cuda::Cuda, device: &cuda::Device, registers: Option<Address>) -> CudaGpu {
-    let mut answer = said(device);
+fn try_gpu(cuda: &cuda::Cuda, device: &cuda::Device, registers: Option<Address>) -> CudaGpu {
+    let mut facts = attributes(device);
     match cuda.open(&device.ordinal.to_string()) {
-        Err(error) => answer.copy = Some(Err(error.to_string())),
+        Err(error) => facts.copy = Some(Err(error.to_string())),
         Ok(gpu) => {
-            answer.copy = Some(copy(&gpu));
-            answer.dma_buf = Some(dma_buf(&gpu).map_err(|error| error.to_string()));
-            answer.registers = registers.and_then(|drive| register(&gpu, drive));
+            facts.copy = Some(try_copy(&gpu));
+            facts.dma_buf = Some(try_dma_buf(&gpu).map_err(|error| error.to_string()));
+            facts.registers = registers.and_then(|drive| try_registers(&gpu, drive));
         }
     }
-    answer
+    facts
 }
 
-fn copy(gpu: &cuda::CudaGpu) -> Trial {
-    let bytes: Vec<u8> = (0..TRIED as u32).map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
-    let back = through(gpu, &bytes).map_err(|error| error.to_string())?;
+fn try_copy(gpu: &cuda::CudaGpu) -> Trial {
+    let bytes: Vec<u8> = (0..TRIAL_BYTES as u32).map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
+    let back = round_trip(gpu, &bytes).map_err(|error| error.to_string())?;
     match bytes.iter().zip(&back).position(|(sent, got)| sent != got) {
         None => Ok(()),
-        Some(at) => Err(format!("byte {at} of {TRIED} came back different from GPU memory")),
+        Some(at) => Err(format!("byte {at} of {TRIAL_BYTES} came back different from GPU memory")),
     }
 }
 
-/// Copies pinned memory to GPU memory by the copy engine, and back.
-fn through(gpu: &cuda::CudaGpu, bytes: &[u8]) -> onehop_gpu::Result<Vec<u8>> {
+/// Copies bytes to GPU memory by the copy engine, and reads them back.
+fn round_trip(gpu: &cuda::CudaGpu, bytes: &[u8]) -> onehop_gpu::Result<Vec<u8>> {
     let (host, vram) = (gpu.alloc(Place::PinnedHost, bytes.len())?, gpu.alloc(Place::Vram, bytes.len())?);
     host.write(0, bytes)?;
     let mut copier = gpu.copier(&host, &vram)?;
@@ -170,8 +173,8 @@ fn through(gpu: &cuda::CudaGpu, bytes: &[u8]) -> onehop_gpu::Result<Vec<u8>> {
     Ok(back)
 }
 
-fn dma_buf(gpu: &cuda::CudaGpu) -> onehop_gpu::Result<()> {
-    let memory = gpu.alloc_device(DeviceKind::Exportable, TRIED)?;
+fn try_dma_buf(gpu: &cuda::CudaGpu) -> onehop_gpu::Result<()> {
+    let memory = gpu.alloc_device(DeviceKind::Exportable, TRIAL_BYTES)?;
     gpu.export_dma_buf(&memory, Span::Allocation, false).map(drop)
 }
 
@@ -194,10 +197,10 @@ impl onehop_os::Registers for FirstPage {
     }
 }
 
-/// `None` if the kernel does not let us map the page.
-fn register(gpu: &cuda::CudaGpu, drive: Address) -> Option<Registers> {
+/// Maps the first page of a drive's registers for the GPU; `None` if the kernel forbids mapping it.
+fn try_registers(gpu: &cuda::CudaGpu, drive: Address) -> Option<Registers> {
     let bar = onehop_pci::bar_memory(&Root::here(), drive, Some(0)).ok()?;
     let page = FirstPage(MmioWindow::new(bar.slice(0..4096).ok()?));
-    let tried = gpu.map_registers(Arc::new(page)).map(drop).map_err(|error| error.to_string());
-    Some(Registers { of: drive.to_string(), tried })
+    let trial = gpu.map_registers(Arc::new(page)).map(drop).map_err(|error| error.to_string());
+    Some(Registers { drive: drive.to_string(), trial })
 }

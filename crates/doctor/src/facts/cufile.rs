@@ -2,8 +2,8 @@
 
 use onehop_pci::Root;
 
-/// Usual folders of the library; `ldconfig` knows others.
-const FOLDERS: [&str; 6] = [
+/// Usual folders of the library. `ldconfig` may list others.
+const LIBRARY_FOLDERS: [&str; 6] = [
     "/usr/local/cuda/lib64",
     "/usr/local/cuda/targets/x86_64-linux/lib",
     "/usr/lib/x86_64-linux-gnu",
@@ -11,7 +11,7 @@ const FOLDERS: [&str; 6] = [
     "/usr/lib",
     "/usr/local/lib",
 ];
-const SETUP: &str = "/etc/cufile.json";
+const CONFIG_FILE: &str = "/etc/cufile.json";
 
 /// Facts about cuFile.
 #[derive(Clone, Debug, Default)]
@@ -26,12 +26,12 @@ pub struct Cufile {
 
 impl Cufile {
     pub(super) fn read(root: &Root) -> Self {
-        let files = FOLDERS.iter().map(|folder| format!("{folder}/libcufile.so.0"));
-        let setup = root.text(SETUP).unwrap_or_default();
+        let files = LIBRARY_FOLDERS.iter().map(|folder| format!("{folder}/libcufile.so.0"));
+        let config = root.text(CONFIG_FILE).unwrap_or_default();
         Self {
             library: files.into_iter().find(|path| root.exists(path)),
             nvidia_fs: root.text("/proc/driver/nvidia-fs/version").ok(),
-            use_p2pdma: is_on(&setup, "use_pci_p2pdma"),
+            use_p2pdma: is_on(&config, "use_pci_p2pdma"),
         }
     }
 }
@@ -50,7 +50,7 @@ mod tests {
     use super::is_on;
 
     #[test]
-    fn the_setup_is_json_with_comments() {
+    fn the_configuration_is_json_with_comments() {
         assert!(is_on("{ \"use_pci_p2pdma\": true, // yes\n}", "use_pci_p2pdma"));
         assert!(!is_on("// \"use_pci_p2pdma\": true\n\"use_pci_p2pdma\": false", "use_pci_p2pdma"));
     }

@@ -39,9 +39,9 @@ pub struct DriveFacts {
 pub struct NamespaceFacts {
     /// Its name, such as `nvme0n1`.
     pub name: String,
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub block: Option<u32>,
-    /// The kernel's limit of a transfer in KiB.
+    /// The kernel's limit for one transfer, in KiB.
     pub transfer_kib: Option<u32>,
 }
 
@@ -70,8 +70,8 @@ impl DriveFacts {
         let users = match &usage {
             Err(error) => Some(Err(error.to_string())),
             Ok(usage) => {
-                let untold = || (!usage.undetermined.is_empty()).then(|| Err(usage.undetermined.join("; ")));
-                usage.users().map(Ok).or_else(untold)
+                let unknown = || (!usage.undetermined.is_empty()).then(|| Err(usage.undetermined.join("; ")));
+                usage.users().map(Ok).or_else(unknown)
             }
         };
         let names = root.list(&folder).unwrap_or_default();
@@ -97,7 +97,7 @@ impl DriveFacts {
         }
     }
 
-    /// Its actual or possible users: a fix that would harm them is withheld.
+    /// Its known or possible users. Fixes that would disrupt them are withheld.
     #[must_use]
     pub fn may_be_in_use(&self) -> Option<String> {
         match self.users.as_ref()? {
@@ -109,7 +109,7 @@ impl DriveFacts {
     /// Its name for display.
     #[must_use]
     pub fn title(&self) -> String {
-        // The size of the Identify field; a file may contain anything.
+        // 40 is the size of the Identify field; a file may contain anything.
         let model = self.model.as_ref().map(|model| model.chars().take(40).collect());
         model.unwrap_or_else(|| "NVMe drive".into())
     }
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_words_are_read() {
+    fn cmb_registers_and_controller_names_are_parsed() {
         assert_eq!(cmb("cmbloc : 0x00000062\ncmbsz  : 0x0001021d\n"), Some((0x62, 0x1021d)));
         assert_eq!((cmb(""), cmb("cmbloc : 0x0\ncmbsz : 0x0\n"), cmb("cmbloc : x")), (None, None, None));
         assert!(is_controller("nvme12") && !is_controller("nvme") && !is_controller("nvme0n1"));

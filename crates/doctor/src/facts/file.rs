@@ -1,4 +1,4 @@
-//! Files: their file system and drives, and whether they can be read past the page cache.
+//! Files: their file system and drives, and whether O_DIRECT reads work.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -16,13 +16,14 @@ use serde::{Deserialize, Serialize};
 pub struct FileFacts {
     /// Its path.
     pub path: String,
-    /// Why nothing more is known: it cannot be opened, or is not a regular file.
+    /// Why it cannot be examined: it cannot be opened, or is not a regular file.
     pub trouble: Option<Trouble>,
     /// Its file system.
     pub fs: Option<String>,
-    /// Its extents, if the file system reports physical ones; or why not.
-    pub places: Option<Result<FileLayout, String>>,
-    /// Whether it can be opened and read past the page cache.
+    /// Its layout, if the file system reports physical extents; or why not.
+    #[serde(rename = "places")]
+    pub layout: Option<Result<FileLayout, String>>,
+    /// Whether it can be opened and read with O_DIRECT.
     pub direct: Option<Result<(), String>>,
     /// The kernel's alignment for direct reads: memory, offset.
     pub direct_align: Option<(u32, u32)>,
@@ -33,39 +34,40 @@ pub struct FileFacts {
 pub enum Trouble {
     /// It does not exist.
     Missing,
-    /// Its kind, if it is not a regular file.
-    Odd(String),
+    /// It is not a regular file; this is its kind.
+    #[serde(rename = "Odd")]
+    NotRegular(String),
     /// Permission denied.
     Refused,
     /// Another error of the system.
     Failed(String),
 }
 
-/// The places of a file's bytes.
+/// Where a file's bytes are stored.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FileLayout {
-    /// Bytes of the file.
+    /// File size in bytes.
     pub bytes: u64,
     /// Number of extents.
     pub extents: usize,
     /// The drives: the kernel's name, and the PCI address if there is one.
     pub disks: Vec<(String, Option<String>)>,
-    /// How reliable the places are.
+    /// How reliable the extents are.
     pub rung: String,
 }
 
-/// Examines a file, or returns what was recorded of it.
-pub(super) fn ask(root: &Root, path: &Path) -> Option<FileFacts> {
-    root.answer(&format!("file:{}", path.display()), || look(path))
+/// Examines a file, or returns its recorded facts.
+pub(super) fn query(root: &Root, path: &Path) -> Option<FileFacts> {
+    root.answer(&format!("file:{}", path.display()), || inspect(path))
 }
 
-/// The files of a record.
+/// The files whose facts a record contains.
 #[must_use]
 pub fn recorded(root: &Root) -> Vec<std::path::PathBuf> {
     root.questions("file:").into_iter().map(Into::into).collect()
 }
 
-fn look(path: &Path) -> FileFacts {
+fn inspect(path: &Path) -> FileFacts {
     if let Some(trouble) = trouble(path) {
         return FileFacts {
             path: path.display().to_string(),
@@ -74,21 +76,21 @@ fn look(path: &Path) -> FileFacts {
         };
     }
     let live = LiveFile::open(path, &System::default());
-    let (fs, places) = match live {
-        Ok(file) => (Some(file.fs_name().to_owned()), Ok(places(&file))),
+    let (fs, layout) = match live {
+        Ok(file) => (Some(file.fs_name().to_owned()), Ok(layout(&file))),
         Err(error) => (None, Err(error.to_string())),
     };
     FileFacts {
         path: path.display().to_string(),
         trouble: None,
         fs,
-        places: Some(places),
+        layout: Some(layout),
         direct: Some(read_direct(path).map_err(|error| error.to_string())),
         direct_align: align(path),
     }
 }
 
-fn places(file: &LiveFile) -> FileLayout {
+fn layout(file: &LiveFile) -> FileLayout {
     FileLayout {
         bytes: file.size(),
         extents: file.extents().len(),
@@ -104,7 +106,7 @@ fn trouble(path: &Path) -> Option<Trouble> {
         _ => Ok(Some(FileType::from_raw_mode(about.mode()))),
     });
     match opened {
-        Ok(kind) => kind.map(|kind| Trouble::Odd(oddity(kind).into())),
+        Ok(kind) => kind.map(|kind| Trouble::NotRegular(oddity(kind).into())),
         Err(error) => Some(match error.kind() {
             ErrorKind::NotFound => Trouble::Missing,
             ErrorKind::PermissionDenied => Trouble::Refused,
@@ -118,15 +120,15 @@ fn open(path: &Path, flags: OFlags) -> std::io::Result<File> {
     File::options().read(true).custom_flags(flags).open(path)
 }
 
-/// Opening is not enough: some file systems open a file with O_DIRECT but refuse to read it.
+/// Reads one page with O_DIRECT. Some file systems accept O_DIRECT at open but fail the read.
 fn read_direct(path: &Path) -> std::io::Result<()> {
     let file = open(path, OFlags::DIRECT)?;
     if !file.metadata()?.is_file() {
         return Err(std::io::Error::other("it is no longer a regular file"));
     }
-    let mut room = vec![0_u8; 2 * 4096];
-    let start = room.as_ptr().align_offset(4096);
-    rustix::io::pread(&file, &mut room[start..start + 4096], 0).map(drop).map_err(Into::into)
+    let mut buffer = vec![0_u8; 2 * 4096];
+    let start = buffer.as_ptr().align_offset(4096);
+    rustix::io::pread(&file, &mut buffer[start..start + 4096], 0).map(drop).map_err(Into::into)
 }
 
 fn align(path: &Path) -> Option<(u32, u32)> {
@@ -140,13 +142,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_cannot_be_examined_say_why() {
-        let trouble = |path: &str| look(Path::new(path)).trouble;
-        assert_eq!(trouble("/"), Some(Trouble::Odd("a directory".into())));
-        assert_eq!(trouble("/dev/null"), Some(Trouble::Odd("a character device".into())));
+    fn files_that_cannot_be_examined_have_a_reason() {
+        let trouble = |path: &str| inspect(Path::new(path)).trouble;
+        assert_eq!(trouble("/"), Some(Trouble::NotRegular("a directory".into())));
+        assert_eq!(trouble("/dev/null"), Some(Trouble::NotRegular("a character device".into())));
         assert_eq!(trouble("/nobody/has/this"), Some(Trouble::Missing));
         assert!(matches!(trouble("/proc/version/x"), Some(Trouble::Failed(_))));
-        let here = look(Path::new("/proc/self/exe"));
-        assert!(here.trouble.is_none() && here.places.is_some() && here.direct.is_some());
+        let here = inspect(Path::new("/proc/self/exe"));
+        assert!(here.trouble.is_none() && here.layout.is_some() && here.direct.is_some());
     }
 }

@@ -12,7 +12,7 @@ const NVIDIA: u16 = 0x10de;
 pub struct Nvidia {
     /// Its version, such as 580.159.04.
     pub version: Option<String>,
-    /// Whether it is the open version.
+    /// Whether it is the open flavour.
     pub open: Option<bool>,
     /// Settings in the driver's registry.
     pub registry: String,
@@ -49,10 +49,13 @@ impl Nvidia {
     /// Whether a key of the registry has a value other than 0.
     #[must_use]
     pub fn has(&self, key: &str) -> bool {
-        let same = |part: &str| {
-            part.trim().split_once('=').is_some_and(|(name, value)| name.trim() == key && value.trim() != "0")
+        let is_set = |entry: &str| {
+            entry
+                .trim()
+                .split_once('=')
+                .is_some_and(|(name, value)| name.trim() == key && value.trim() != "0")
         };
-        self.registry.split(';').any(same)
+        self.registry.split(';').any(is_set)
     }
 }
 
@@ -78,13 +81,13 @@ pub struct GpuFacts {
     pub ordinal: Option<usize>,
     /// CUDA's view of it.
     pub cuda: Option<CudaGpu>,
-    /// The BAR with its memory.
+    /// The BAR through which devices reach its memory.
     pub window: Option<Bar>,
     /// Possible sizes of that BAR.
     pub resizable: Option<Resizable>,
     /// Whether a screen is attached, according to the kernel's outputs.
     pub screen: bool,
-    /// Whether it is divided into MIG instances, of which CUDA shows one.
+    /// Whether it is partitioned into MIG instances; CUDA shows one of them.
     pub mig: bool,
 }
 
@@ -148,23 +151,24 @@ impl GpuFacts {
         self.cuda.as_ref().map(|gpu| gpu.memory).filter(|bytes| *bytes > 0)
     }
 
-    /// Whether it is integrated in the CPU's chip (Tegra: Jetson, DRIVE, IGX), judging by its generation, which no
-    /// discrete GPU has.
+    /// Whether it is integrated with the CPU (Tegra: Jetson, DRIVE, IGX). No discrete GPU has these compute
+    /// capabilities.
     #[must_use]
-    pub fn in_the_chip(&self) -> bool {
+    pub fn is_integrated(&self) -> bool {
         const TEGRA: [(i32, i32); 6] = [(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)];
         self.cuda.as_ref().is_some_and(|gpu| TEGRA.contains(&gpu.compute))
     }
 
-    /// Whether it is older than Turing, if CUDA reported its generation: NVIDIA's open kernel modules do not drive it.
+    /// Whether it is known to be older than Turing: NVIDIA's open kernel modules do not drive it.
     #[must_use]
     pub fn before_turing(&self) -> bool {
         self.cuda.as_ref().is_some_and(|gpu| gpu.compute != (0, 0) && gpu.compute < (7, 5))
     }
 
-    /// Whether the BAR covers all of its memory. CUDA reports an instance's memory, but the BAR is the GPU's.
+    /// Whether the BAR covers all of its memory; `None` if unknown. With MIG, CUDA reports the memory of one instance,
+    /// but the BAR belongs to the whole GPU.
     #[must_use]
-    pub fn whole(&self) -> Option<bool> {
+    pub fn covers_all_memory(&self) -> Option<bool> {
         if self.mig {
             return None;
         }
@@ -172,18 +176,18 @@ impl GpuFacts {
     }
 }
 
-/// Whether this is a GPU that CUDA may drive: NVIDIA's, and not a virtual function's audio.
+/// Whether this is an NVIDIA display controller.
 pub(super) fn is_nvidia(device: &Device) -> bool {
     device.vendor == NVIDIA && device.class.base() == 3
 }
 
-/// Whether this is a virtual function of a GPU, assigned to a virtual machine by its host: CUDA drives the physical
-/// one.
+/// Whether this is a virtual function of a GPU, which the host assigns to a virtual machine. CUDA on the host drives
+/// the physical function.
 pub(crate) fn is_assigned_to_guest(device: &Device) -> bool {
     is_nvidia(device) && device.physical_function.is_some()
 }
 
-/// Whether CUDA's name is an instance's: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+/// Whether CUDA's name is that of a MIG instance: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
 fn is_instance(name: &str) -> bool {
     name.split(' ').any(|word| word == "MIG")
 }

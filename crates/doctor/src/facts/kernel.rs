@@ -37,8 +37,8 @@ const MODULES: [&str; 12] = [
     "onehop",
     "vmd",
 ];
-/// Prefixes of relevant words of the kernel's command line. Others are kept private.
-const WORDS: [&str; 9] =
+/// Prefixes of relevant kernel command-line parameters. Others are not recorded.
+const COMMAND_LINE_PREFIXES: [&str; 9] =
     ["iommu", "intel_iommu", "amd_iommu", "pci", "nokaslr", "nvme", "vfio", "hugepage", "default_hugepagesz"];
 const MAX_CONFIG: usize = 1 << 20;
 const MAX_CPUINFO: usize = 1 << 20;
@@ -54,7 +54,7 @@ pub struct Kernel {
     pub options_from: String,
     /// Relevant modules that are present.
     pub modules: Vec<&'static str>,
-    /// Relevant words of the command line.
+    /// Relevant parameters of the command line.
     pub command_line: Vec<String>,
     /// The lockdown level: `none`, `integrity`, `confidentiality`.
     pub lockdown: Option<String>,
@@ -102,7 +102,7 @@ impl Kernel {
             release,
             modules: MODULES.into_iter().filter(|name| root.exists(&format!("/sys/module/{name}"))).collect(),
             command_line: command_line(root),
-            lockdown: lockdown.and_then(|text| chosen(&text)),
+            lockdown: lockdown.and_then(|text| bracketed(&text)),
             iommu_units: root.list("/sys/class/iommu").unwrap_or_default(),
             vfio_files: ["/dev/vfio/vfio", "/dev/iommu"].into_iter().filter(|path| present(path)).collect(),
             vfio_groups: groups.into_iter().filter(|name| name.bytes().all(|b| b.is_ascii_digit())).collect(),
@@ -135,11 +135,11 @@ impl Kernel {
 
     /// Whether this is WSL.
     #[must_use]
-    pub fn in_windows(&self) -> bool {
+    pub fn is_wsl(&self) -> bool {
         self.release.to_ascii_lowercase().contains("microsoft") && self.release.contains("WSL")
     }
 
-    /// Whether the kernel is locked down against root.
+    /// Whether lockdown is active.
     #[must_use]
     pub fn locked(&self) -> bool {
         self.lockdown.as_deref().is_some_and(|level| level != "none")
@@ -147,10 +147,10 @@ impl Kernel {
 }
 
 impl Cpu {
-    /// Reads the facts.
+    /// Reads `/proc/cpuinfo`.
     #[must_use]
     pub fn read(root: &Root) -> Self {
-        // All CPUs are alike, so the first one's lines suffice.
+        // All CPUs are the same model, so the first entry suffices.
         let first = |bytes: &[u8]| {
             let text = String::from_utf8_lossy(bytes).into_owned();
             Ok(text.split("\n\n").next().unwrap_or_default().to_owned())
@@ -176,47 +176,47 @@ fn yes(root: &Root, path: &str) -> bool {
 }
 
 /// The word in brackets, as in `none [integrity] confidentiality`.
-pub(super) fn chosen(text: &str) -> Option<String> {
+pub(super) fn bracketed(text: &str) -> Option<String> {
     let (_, rest) = text.split_once('[')?;
     Some(rest.split_once(']')?.0.to_owned())
 }
 
 fn command_line(root: &Root) -> Vec<String> {
-    let ours = |word: &&str| {
-        WORDS.iter().any(|front| {
+    let is_relevant = |word: &&str| {
+        COMMAND_LINE_PREFIXES.iter().any(|front| {
             word.strip_prefix(front)
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with(['=', '.', '_', 's']))
         })
     };
     let keep = |bytes: &[u8]| {
         let text = String::from_utf8_lossy(bytes).into_owned();
-        Ok(text.split_whitespace().filter(ours).collect::<Vec<_>>().join(" "))
+        Ok(text.split_whitespace().filter(is_relevant).collect::<Vec<_>>().join(" "))
     };
     let text = root.digest("/proc/cmdline", 64 << 10, keep).unwrap_or_default();
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The relevant options, from where the kernel or the distribution keeps them.
+/// The relevant options, and the file they were read from.
 fn options(root: &Root, release: &str) -> (Option<BTreeMap<String, String>>, String) {
-    let plain = |bytes: &[u8]| Ok(of_interest(&String::from_utf8_lossy(bytes)));
-    let packed = |bytes: &[u8]| {
+    let parse = |bytes: &[u8]| Ok(relevant_options(&String::from_utf8_lossy(bytes)));
+    let unpack = |bytes: &[u8]| {
         let mut text = Vec::new();
         let unpacked = flate2::read::GzDecoder::new(bytes).take(MAX_CONFIG as u64).read_to_end(&mut text);
-        unpacked.map(|_| of_interest(&String::from_utf8_lossy(&text))).map_err(|e| e.to_string())
+        unpacked.map(|_| relevant_options(&String::from_utf8_lossy(&text))).map_err(|e| e.to_string())
     };
     let boot = format!("/boot/config-{release}");
     let modules = format!("/lib/modules/{release}/config");
     let found = root
-        .digest("/proc/config.gz", MAX_CONFIG, packed)
+        .digest("/proc/config.gz", MAX_CONFIG, unpack)
         .map(|text| (text, "/proc/config.gz".to_owned()))
-        .or_else(|_| root.digest(&boot, MAX_CONFIG, plain).map(|text| (text, boot.clone())))
-        .or_else(|_| root.digest(&modules, MAX_CONFIG, plain).map(|text| (text, modules.clone())));
+        .or_else(|_| root.digest(&boot, MAX_CONFIG, parse).map(|text| (text, boot.clone())))
+        .or_else(|_| root.digest(&modules, MAX_CONFIG, parse).map(|text| (text, modules.clone())));
     let Ok((text, from)) = found else { return (None, String::new()) };
     let pairs = text.lines().filter_map(|line| line.split_once('='));
     (Some(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()), from)
 }
 
-fn of_interest(text: &str) -> String {
+fn relevant_options(text: &str) -> String {
     let value = |name: &str| {
         let found = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
         format!("{name}={}\n", found.unwrap_or("n"))
@@ -226,8 +226,8 @@ fn of_interest(text: &str) -> String {
 
 /// Sets up the smallest ring that onehop would use.
 fn try_ring() -> Result<(), String> {
-    let made = HostMem::anonymous(4096).and_then(|memory| Reads::new(memory, 2));
-    made.map(drop).map_err(|error| error.to_string())
+    let ring = HostMem::anonymous(4096).and_then(|memory| Reads::new(memory, 2));
+    ring.map(drop).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -235,10 +235,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_picked() {
-        assert_eq!(chosen("none [integrity] confidentiality").as_deref(), Some("integrity"));
-        assert_eq!((chosen(""), chosen("[x")), (None, None));
-        let text = of_interest("# CONFIG_VFIO is not set\nCONFIG_PCI_P2PDMA=y\nCONFIG_VFIO_PCI=m\n");
+    fn brackets_and_options_are_parsed() {
+        assert_eq!(bracketed("none [integrity] confidentiality").as_deref(), Some("integrity"));
+        assert_eq!((bracketed(""), bracketed("[x")), (None, None));
+        let text = relevant_options("# CONFIG_VFIO is not set\nCONFIG_PCI_P2PDMA=y\nCONFIG_VFIO_PCI=m\n");
         assert!(text.contains("CONFIG_PCI_P2PDMA=y\nCONFIG_VFIO=n\nCONFIG_VFIO_PCI=m\n"), "{text}");
     }
 }

@@ -1,29 +1,29 @@
-//! Links whose reported speed is meaningless.
+//! Links whose reported speed is not a limit.
 
 use onehop_pci::{Address, Device, Link};
 
 use super::Facts;
 
 /// Boards whose GPU and CPU are connected by NVLink-C2C.
-const BY_C2C: [&str; 3] = ["GH200", "GB200", "GB300"];
+const C2C_BOARDS: [&str; 3] = ["GH200", "GB200", "GB300"];
 
 impl Facts {
     /// Whether a GPU is connected to its CPU by NVLink-C2C.
     #[must_use]
-    pub fn by_c2c(&self, address: Address) -> bool {
+    pub fn is_c2c(&self, address: Address) -> bool {
         let gpu = self.gpus.iter().find(|gpu| gpu.address == address);
-        gpu.is_some_and(|gpu| BY_C2C.iter().any(|name| gpu.name.contains(name)))
+        gpu.is_some_and(|gpu| C2C_BOARDS.iter().any(|name| gpu.name.contains(name)))
     }
 
-    /// Why a device's link sets no limit, regardless of its report, and the source.
+    /// Why the reported speed of a device's link is not a limit, and the source; `None` if it is one.
     #[must_use]
-    pub fn link_that_bounds_nothing(&self, device: &Device) -> Option<(&'static str, &'static str)> {
+    pub fn why_link_sets_no_limit(&self, device: &Device) -> Option<(&'static str, &'static str)> {
         if device.behind_cable {
             let why = "behind a cable (Thunderbolt, USB4), whose ports report Gen1 x4 at any speed";
             return Some((why, "removable"));
         }
         let c2c = "connected to its CPU by NVLink-C2C, whose rate its PCIe link does not show";
-        self.by_c2c(device.address).then_some((c2c, "the GPU's name"))
+        self.is_c2c(device.address).then_some((c2c, "the GPU's name"))
     }
 
     /// A device's link; for a virtual function that of the physical function.

@@ -1,4 +1,4 @@
-//! Facts about a machine, read through a [`Root`]. Nothing is judged here.
+//! Facts about a machine, read through a [`Root`]. The checks judge them.
 
 pub mod cuda;
 pub mod cufile;
@@ -31,8 +31,8 @@ use nvml::Nvml;
 use place::{Environment, MemoryFacts};
 use vm::Virtual;
 
-/// Time limit for NVML, ten times what most machines need.
-const NVML: Duration = Duration::from_millis(400);
+/// Time limit for NVML: ten times what most machines need.
+const NVML_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// What to examine.
 #[derive(Clone, Debug)]
@@ -40,14 +40,14 @@ pub struct FactsRequest {
     /// Files whose path to a drive is to be examined.
     pub files: Vec<PathBuf>,
     /// Time limit for CUDA; `None` to skip it.
-    pub patience: Option<Duration>,
-    /// Nobody waits for the facts any more: files that are left are not examined.
+    pub timeout: Option<Duration>,
+    /// When set, the remaining files are not examined.
     pub stop: StopSignal,
 }
 
 impl Default for FactsRequest {
     fn default() -> Self {
-        Self { files: Vec::new(), patience: Some(Duration::from_millis(1500)), stop: StopSignal::default() }
+        Self { files: Vec::new(), timeout: Some(Duration::from_millis(1500)), stop: StopSignal::default() }
     }
 }
 
@@ -55,7 +55,7 @@ impl Default for FactsRequest {
 pub struct Facts {
     /// Its PCI devices.
     pub tree: Tree,
-    /// Its GPUs that CUDA can drive.
+    /// Its NVIDIA GPUs.
     pub gpus: Vec<GpuFacts>,
     /// Its NVMe drives.
     pub drives: Vec<DriveFacts>,
@@ -65,9 +65,9 @@ pub struct Facts {
     pub sdrs: Vec<SdrFacts>,
     /// NVIDIA's kernel driver.
     pub nvidia: Nvidia,
-    /// CUDA's answer; `None` if it was not asked.
+    /// What CUDA reports; `None` if it was not queried.
     pub cuda: Option<Cuda>,
-    /// NVML's answer; `None` if it was not asked.
+    /// What NVML reports; `None` if it was not queried.
     pub nvml: Option<Nvml>,
     /// The kernel and the CPU.
     pub kernel: Kernel,
@@ -90,19 +90,21 @@ impl Facts {
     ///
     /// # Errors
     /// When the machine has PCI devices, but they cannot be listed.
-    pub fn gather(root: &Root, wish: &FactsRequest) -> Result<Self> {
+    pub fn gather(root: &Root, request: &FactsRequest) -> Result<Self> {
         let tree = Tree::scan(root)?;
         let nvidia = Nvidia::read(root);
         let (drives, place) = (DriveFacts::all(root, &tree), Environment::read(root));
-        let registers = if place.root { shown(&tree, &drives) } else { None };
+        let registers = if place.root { drive_to_map(&tree, &drives) } else { None };
         // Even if no GPU is visible: a sandbox may hide the bus but allow CUDA.
-        let cuda = wish.patience.and_then(|patience| root.answer("cuda", || cuda::ask(patience, registers)));
+        let cuda =
+            request.timeout.and_then(|timeout| root.answer("cuda", || cuda::query(timeout, registers)));
         let mut gpus = GpuFacts::all(root, &tree, cuda.as_ref());
         let names = || gpus.iter().map(|gpu| gpu.address.to_string()).collect();
-        let patience = wish.patience.filter(|_| !gpus.is_empty());
-        let nvml = patience.and_then(|all| root.answer("nvml", || nvml::ask(names(), all.min(NVML))));
+        let timeout = request.timeout.filter(|_| !gpus.is_empty());
+        let nvml =
+            timeout.and_then(|all| root.answer("nvml", || nvml::query(names(), all.min(NVML_TIMEOUT))));
         for gpu in &mut gpus {
-            gpu.mig |= nvml.as_ref().is_some_and(|nvml| nvml.divides(gpu.address));
+            gpu.mig |= nvml.as_ref().is_some_and(|nvml| nvml.has_mig(gpu.address));
         }
         Ok(Self {
             drives,
@@ -114,11 +116,11 @@ impl Facts {
             place,
             memory: MemoryFacts::read(root),
             cufile: Cufile::read(root),
-            files: wish
+            files: request
                 .files
                 .iter()
-                .take_while(|_| !wish.stop.is_set())
-                .filter_map(|path| file::ask(root, path))
+                .take_while(|_| !request.stop.is_set())
+                .filter_map(|path| file::query(root, path))
                 .collect(),
             gpus,
             tree,
@@ -128,7 +130,7 @@ impl Facts {
         })
     }
 
-    /// Sources of data: drives, cards and boards on the PCI bus.
+    /// Drives, RDMA cards and SDR boards on the PCI bus.
     #[must_use]
     pub fn peers(&self) -> Vec<Address> {
         let drives = self.drives.iter().filter_map(|drive| drive.address);
@@ -156,7 +158,7 @@ impl Facts {
 }
 
 /// A drive whose registers can be mapped for a GPU without side effects: it is awake and has a driver.
-fn shown(tree: &Tree, drives: &[DriveFacts]) -> Option<Address> {
+fn drive_to_map(tree: &Tree, drives: &[DriveFacts]) -> Option<Address> {
     let awake = |address: &Address| {
         tree.get(*address)
             .is_some_and(|device| !device.is_asleep() && device.driver.as_deref() == Some("nvme"))
@@ -164,7 +166,7 @@ fn shown(tree: &Tree, drives: &[DriveFacts]) -> Option<Address> {
     drives.iter().filter_map(|drive| drive.address).find(awake)
 }
 
-/// A number in a small file.
+/// Parses a file that contains one number.
 fn number<T: std::str::FromStr>(root: &Root, path: &str) -> Option<T> {
     root.text(path).ok()?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Our kernel module: whether it is loaded, and which devices it has.
+//! The kernel module onehop: whether it is loaded, and which devices are bound to it.
 
 use onehop_pci::{Address, Root, Tree};
 
@@ -21,7 +21,7 @@ pub struct Bound {
     pub address: Address,
     /// Whether its device file exists.
     pub file: bool,
-    /// What is missing before unprivileged processes may open it, in the module's words; `None` if not reported.
+    /// What unprivileged access still requires, in the module's words; `None` if not reported.
     pub missing: Option<Vec<String>>,
 }
 

@@ -1,4 +1,4 @@
-//! NVML's report: maximum links, power. A hanging library does not block the doctor.
+//! What NVML reports: maximum links, power. The query has a time limit, because the library may hang.
 
 use std::sync::mpsc;
 use std::thread;
@@ -8,12 +8,12 @@ use onehop_gpu::cuda::{self, GpuHealth};
 use onehop_pci::Address;
 use serde::{Deserialize, Serialize};
 
-/// The library's answer.
+/// What the library reports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Nvml {
-    /// Why there is no answer.
+    /// Why NVML cannot be used.
     pub error: Option<String>,
-    /// The requested GPUs that it knows.
+    /// The requested GPUs that it lists.
     pub gpus: Vec<NvmlFacts>,
 }
 
@@ -22,41 +22,41 @@ pub struct Nvml {
 pub struct NvmlFacts {
     /// Its PCI address.
     pub pci: String,
-    /// The present link: generation and lanes. An idle GPU slows it down.
+    /// The current link: generation and lanes. An idle GPU lowers its speed.
     pub link: (Option<u32>, Option<u32>),
     /// The best link that GPU and slot support.
     pub best_link: (Option<u32>, Option<u32>),
-    /// Present power and limit in milliwatts.
+    /// Power draw and limit in milliwatts.
     pub power: (Option<u32>, Option<u32>),
-    /// Performance state: 0 is active, 8 and more is idle.
+    /// Performance state: 0 is active, 8 or more is idle.
     pub state: Option<u32>,
-    /// Whether it is divided into MIG instances.
+    /// Whether it is partitioned into MIG instances.
     #[serde(default)]
     pub mig: Option<bool>,
 }
 
 impl Nvml {
-    /// Whether a GPU is divided into instances.
+    /// Whether a GPU is partitioned into MIG instances.
     #[must_use]
-    pub fn divides(&self, address: Address) -> bool {
+    pub fn has_mig(&self, address: Address) -> bool {
         self.gpus.iter().any(|gpu| gpu.mig == Some(true) && gpu.pci.parse() == Ok(address))
     }
 }
 
 /// Queries these GPUs, with a time limit.
-pub(super) fn ask(gpus: Vec<String>, patience: Duration) -> Nvml {
+pub(super) fn query(gpus: Vec<String>, timeout: Duration) -> Nvml {
     let failed = |why: String| Nvml { error: Some(why), gpus: Vec::new() };
-    let (send, answer) = mpsc::channel();
-    let started = thread::Builder::new().name("nvml".into()).spawn(move || send.send(all(&gpus)));
-    if let Err(error) = started {
-        return failed(format!("no thread could be started to ask it: {error}"));
+    let (sender, answer) = mpsc::channel();
+    let thread = thread::Builder::new().name("nvml".into()).spawn(move || sender.send(query_all(&gpus)));
+    if let Err(error) = thread {
+        return failed(format!("cannot start a thread to query NVML: {error}"));
     }
     answer
-        .recv_timeout(patience)
-        .unwrap_or_else(|_| failed(format!("it did not answer within {} ms", patience.as_millis())))
+        .recv_timeout(timeout)
+        .unwrap_or_else(|_| failed(format!("NVML did not answer within {} ms", timeout.as_millis())))
 }
 
-fn all(gpus: &[String]) -> Nvml {
+fn query_all(gpus: &[String]) -> Nvml {
     let library = match cuda::Nvml::load() {
         Ok(library) => library,
         Err(error) => return Nvml { error: Some(error.to_string()), gpus: Vec::new() },

@@ -2,7 +2,7 @@
 
 use onehop_pci::Root;
 
-use super::kernel::chosen;
+use super::kernel::bracketed;
 use super::{number, version};
 
 /// Container, virtual machine, user.
@@ -28,7 +28,7 @@ pub struct Environment {
 pub mod capability {
     /// Pinning memory beyond the limit.
     pub const IPC_LOCK: u32 = 14;
-    /// Access to ports, BARs, raw memory.
+    /// Access to I/O ports, BARs and raw memory.
     pub const SYS_RAWIO: u32 = 17;
     /// Nearly everything.
     pub const SYS_ADMIN: u32 = 21;
@@ -93,7 +93,7 @@ pub struct MemoryFacts {
     pub huge: Vec<(u32, u64, u64, u64)>,
     /// Transparent huge pages: `always`, `madvise`, `never`.
     pub transparent: Option<String>,
-    /// Upper limit of mappings per process.
+    /// Maximum number of mappings per process.
     pub mappings: Option<u64>,
 }
 
@@ -113,7 +113,7 @@ impl MemoryFacts {
             transparent: root
                 .text("/sys/kernel/mm/transparent_hugepage/enabled")
                 .ok()
-                .and_then(|text| chosen(&text)),
+                .and_then(|text| bracketed(&text)),
             mappings: number(root, "/proc/sys/vm/max_map_count"),
         }
     }

@@ -31,8 +31,8 @@ const FIRMWARE: [&str; 24] = [
     "ovirt",
     "cloud hypervisor",
 ];
-/// First words of makers' names in firmware tables, in lower case: of machines, and of no virtual ones.
-const MAKERS: [&str; 27] = [
+/// Manufacturers of physical machines: the first word of the name in firmware tables, in lower case.
+const VENDORS: [&str; 27] = [
     "adlink",
     "ampere",
     "asrock",
@@ -61,12 +61,12 @@ const MAKERS: [&str; 27] = [
     "wistron",
     "wiwynn",
 ];
-/// Makers of boards in device trees, and the one name that only physical POWER machines have.
-const BOARD_MAKERS: [&str; 8] =
+/// Prefixes of physical boards in device trees, and the name that only physical POWER machines have.
+const BOARD_PREFIXES: [&str; 8] =
     ["nvidia,", "raspberrypi,", "radxa,", "rockchip,", "sifive,", "solidrun,", "starfive,", "ibm,powernv"];
 const TREE: &str = "/sys/firmware/devicetree/base";
 const DMI: &str = "/sys/class/dmi/id";
-/// The first table of the firmware, for root.
+/// The BIOS information table (DMI type 0), which only root can read.
 const BIOS: &str = "/sys/firmware/dmi/entries/0-0/raw";
 const VIRTIO: &str = "/sys/bus/virtio/devices";
 
@@ -100,10 +100,10 @@ impl Virtual {
         if cpu.hypervisor.is_some() {
             return Self::No("/proc/cpuinfo: no hypervisor".to_owned());
         }
-        // Other CPUs have no such flag, and a cloud may give its machines any name. Some physical machines have virtio
-        // devices, too: cards that emulate them.
+        // Other CPUs have no such flag, and a cloud may name its machines freely. Some physical machines have virtio
+        // devices too: cards that emulate them.
         let virtio = root.list(VIRTIO).unwrap_or_default().into_iter().next();
-        match (by_maker(root), virtio) {
+        match (by_vendor(root), virtio) {
             (Some(mark), None) => Self::No(mark),
             (None, Some(device)) => Self::Yes(format!("{VIRTIO}/{device}")),
             (Some(_), Some(_)) | (None, None) => Self::Unknown,
@@ -123,38 +123,38 @@ impl Virtual {
     }
 }
 
-/// The maker of a physical machine, by firmware or device tree.
-fn by_maker(root: &Root) -> Option<String> {
+/// Evidence of a physical machine: its manufacturer, from firmware or device tree.
+fn by_vendor(root: &Root) -> Option<String> {
     if is_metal(root) {
         return Some(format!("{DMI}/product_name: metal"));
     }
-    let is_maker = |text: &str| {
+    let is_vendor = |text: &str| {
         let text = text.to_lowercase();
         let first = text.split(|c: char| !c.is_ascii_alphanumeric()).next();
-        first.is_some_and(|word| MAKERS.contains(&word))
+        first.is_some_and(|word| VENDORS.contains(&word))
     };
     let by_table = ["sys_vendor", "board_vendor"].into_iter().find_map(|field| {
-        let text = root.text(&format!("{DMI}/{field}")).ok().filter(|text| is_maker(text))?;
+        let text = root.text(&format!("{DMI}/{field}")).ok().filter(|text| is_vendor(text))?;
         Some(format!("{DMI}/{field}: {text}"))
     });
     by_table.or_else(|| {
         let boards = root.text(&format!("{TREE}/compatible")).ok()?;
         let board =
-            boards.split('\0').find(|kind| BOARD_MAKERS.iter().any(|maker| kind.starts_with(maker)))?;
+            boards.split('\0').find(|kind| BOARD_PREFIXES.iter().any(|prefix| kind.starts_with(prefix)))?;
         Some(format!("{TREE}/compatible: {board}"))
     })
 }
 
-/// Whether it is one of EC2's physical machines, which are marked in their names.
+/// Whether it is one of EC2's physical machines, whose names contain `metal`.
 fn is_metal(root: &Root) -> bool {
     let name = root.text(&format!("{DMI}/product_name")).unwrap_or_default();
     name.ends_with(".metal") || name.contains(".metal-")
 }
 
-/// The bit for virtual machines in the firmware's description of itself.
+/// The BIOS characteristics bit that marks a virtual machine.
 fn by_bios_bit(root: &Root) -> Option<String> {
     let table = root.bytes(BIOS, 256).ok()?;
-    // Short tables of old firmware have text there.
+    // In the short tables of old firmware, text follows there.
     let is_long = matches!(table.as_slice(), [0, length, ..] if *length > 0x13);
     let is_set = is_long && table.get(0x13).is_some_and(|bits| bits & 1 << 4 != 0);
     is_set.then(|| format!("{BIOS}: it describes a virtual machine"))
@@ -167,13 +167,13 @@ fn by_firmware(root: &Root) -> Option<String> {
         return None;
     }
     fields.into_iter().find_map(|field| {
-        let said = text(field);
-        // Only whole words count.
-        let lower = format!(" {}", said.to_lowercase());
+        let value = text(field);
+        // A match starts at the start of a word.
+        let lower = format!(" {}", value.to_lowercase());
         FIRMWARE
             .iter()
             .any(|word| lower.contains(&format!(" {word}")))
-            .then(|| format!("{DMI}/{field}: {said}"))
+            .then(|| format!("{DMI}/{field}: {value}"))
     })
 }
 
@@ -186,7 +186,7 @@ fn by_device_tree(root: &Root) -> Option<String> {
     if let Some(kind) = machine.split('\0').find(|kind| ["linux,dummy-virt", "qemu,pseries"].contains(kind)) {
         return Some(format!("{TREE}/compatible: {kind}"));
     }
-    // A device of QEMU's own virtual boards.
+    // A device that only QEMU's virtual boards have.
     let nodes = root.list(TREE).unwrap_or_default();
     nodes.into_iter().find(|node| node.starts_with("fw-cfg@")).map(|node| format!("{TREE}/{node}"))
 }

@@ -1,4 +1,4 @@
-//! What routes need from a machine, one need at a time.
+//! The requirements of routes, and whether a machine meets them.
 
 use onehop_pci::Device;
 
@@ -6,11 +6,11 @@ use crate::check::bytes;
 use crate::facts::cuda::Registers;
 use crate::facts::drive::DriveFacts;
 use crate::facts::place::capability;
-use crate::fixes::{self, RELAXED, apart, iommu_on, is_driven, translation_on};
+use crate::fixes::{self, RELAXED, iommu_fix, is_driven, isolation_fix, translation_fix};
 use crate::pair::{DevicePair, Passes, list};
 
-/// Addresses below this need 32 bits.
 const FOUR_GIB: u64 = 1 << 32;
+
 /// The state of a need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NeedState {
@@ -44,7 +44,7 @@ impl Need {
     }
 }
 
-/// The needs of a GPU and a device.
+/// Determines the needs of a GPU and a device.
 pub(super) struct Needs<'a> {
     pub pair: &'a DevicePair<'a>,
     pub drive: Option<&'a DriveFacts>,
@@ -106,7 +106,7 @@ impl Needs<'_> {
         }
     }
 
-    /// How to rebind the drive to the kernel's own driver.
+    /// How to rebind the drive to the kernel's nvme driver.
     fn rebind_command(&self, driver: &str) -> String {
         let at = self.pair.device.address;
         let command = format!(
@@ -118,7 +118,7 @@ impl Needs<'_> {
         format!("To release it to the kernel: {command}")
     }
 
-    /// The kernel's own driver serves the drive.
+    /// The drive is bound to the kernel's nvme driver.
     pub(super) fn block_device(&self) -> Need {
         let driver = self.pair.device.driver.as_deref();
         let works = self.drive.is_some_and(|drive| !drive.namespaces.is_empty());
@@ -132,10 +132,10 @@ impl Needs<'_> {
         }
     }
 
-    /// The drive has a namespace, as far as the kernel's driver reports.
+    /// The drive has a namespace, as far as known.
     pub(super) fn namespaces(&self) -> Need {
-        let kernels = self.pair.device.driver.as_deref() == Some("nvme");
-        if kernels && self.drive.is_some_and(|drive| drive.namespaces.is_empty()) {
+        let by_kernel = self.pair.device.driver.as_deref() == Some("nvme");
+        if by_kernel && self.drive.is_some_and(|drive| drive.namespaces.is_empty()) {
             return Need::new(NeedState::Unknown, "the kernel's driver shows no namespace on the drive")
                 .fix(format!(
                     "Create and attach a namespace: nvme list-ns, create-ns and attach-ns on {} (nvme-cli, root)",
@@ -181,14 +181,19 @@ impl Needs<'_> {
                 .fix("Use another drive, or free this one first (never the drive that the system runs from)"),
             Some(Err(why)) => {
                 let reason = format!("cannot determine who uses the drive: {why}");
-                // The kernel says so once such a drive is claimed; one of the kernel's driver is refused.
-                let state = if super::is_ours(self.pair) { NeedState::Unknown } else { NeedState::Missing };
-                Need::new(state, reason).fix(fixes::show_users(self.pair.facts))
+                // A drive bound to vfio-pci or onehop: claiming it fails if it is in use. A drive of the nvme driver is
+                // not claimed while its users are unknown.
+                let state = if super::is_detached_from_kernel(self.pair) {
+                    NeedState::Unknown
+                } else {
+                    NeedState::Missing
+                };
+                Need::new(state, reason).fix(fixes::users_fix(self.pair.facts))
             }
         }
     }
 
-    /// The drive can be claimed, through VFIO or our module.
+    /// The drive can be claimed, through VFIO or the kernel module onehop.
     pub(super) fn claimable(&self) -> Need {
         let (facts, device) = (self.pair.facts, self.pair.device);
         if let Some(bound) = facts.module.device(device.address) {
@@ -212,7 +217,7 @@ impl Needs<'_> {
                 NeedState::Missing,
                 "the drive is behind Intel VMD, where no other driver can claim it",
             )
-            .fix(fixes::vmd_off(facts));
+            .fix(fixes::vmd_fix(facts));
         }
         let Some(group) = facts.tree.group_of(device) else {
             if facts.place.root {
@@ -225,7 +230,7 @@ impl Needs<'_> {
                 NeedState::Missing,
                 "no IOMMU, which VFIO needs; without one only root may drive it, by physical addresses",
             )
-            .fix(iommu_on(facts));
+            .fix(iommu_fix(facts));
         };
         let others: Vec<_> = group
             .devices
@@ -238,7 +243,7 @@ impl Needs<'_> {
                 NeedState::Missing,
                 format!("its IOMMU group also holds {}, which VFIO would claim too", list(&others)),
             )
-            .fix(apart(facts, &others));
+            .fix(isolation_fix(facts, &others));
         }
         if !facts.kernel.has("vfio_pci") && facts.kernel.option("CONFIG_VFIO_PCI") == Some(false) {
             return Need::new(NeedState::Missing, "this kernel has no vfio-pci")
@@ -261,14 +266,14 @@ impl Needs<'_> {
     pub(super) fn doorbells(&self) -> Need {
         let (facts, nvidia) = (self.pair.facts, &self.pair.facts.nvidia);
         match self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.registers.as_ref()) {
-            Some(Registers { of, tried: Err(why) }) => {
+            Some(Registers { drive, trial: Err(why) }) => {
                 return Need::new(
                     NeedState::Missing,
-                    format!("mapping registers of {of} for the GPU failed: {why}"),
+                    format!("mapping registers of {drive} for the GPU failed: {why}"),
                 )
                 .fix("See the check gpu.register_bar");
             }
-            Some(Registers { tried: Ok(()), .. }) => return self.rings(),
+            Some(Registers { trial: Ok(()), .. }) => return self.gpu_writes(),
             None => {}
         }
         if let Some((why, fix)) = fixes::registers(facts, self.pair.gpu.before_turing()) {
@@ -285,20 +290,20 @@ impl Needs<'_> {
             )
             .fix(fixes::PEER_OVERRIDE);
         }
-        self.rings()
+        self.gpu_writes()
     }
 
-    /// The GPU's writes to the drive arrive.
-    fn rings(&self) -> Need {
+    /// The GPU's writes reach the drive.
+    fn gpu_writes(&self) -> Need {
         self.passes(self.pair.writes(), "the GPU's writes to the drive")
     }
 
     /// GPU memory can be mapped for the drive.
     pub(super) fn window(&self) -> Need {
         let (facts, gpu) = (self.pair.facts, self.pair.gpu);
-        let tried = gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref());
+        let dma_buf = gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref());
         if facts.module.loaded {
-            return match tried {
+            return match dma_buf {
                 Some(Ok(())) => Need::new(
                     NeedState::Met,
                     "the module onehop can import the GPU's dma-bufs, and exporting one worked",
@@ -315,11 +320,11 @@ impl Needs<'_> {
             )
             .fix("See the check gpu.mig");
         }
-        if gpu.whole() == Some(false) {
+        if gpu.covers_all_memory() == Some(false) {
             let size = gpu.window.map_or(0, |bar| bar.size);
             let reason =
                 format!("BAR1 covers only {} of GPU memory, and direct routes need all of it", bytes(size));
-            return Need::new(NeedState::Missing, reason).fix(fixes::rebar(facts, gpu));
+            return Need::new(NeedState::Missing, reason).fix(fixes::rebar_fix(facts, gpu));
         }
         if !facts.nvidia.has("RMForceStaticBar1") {
             return Need::new(
@@ -327,7 +332,7 @@ impl Needs<'_> {
                 "the drive cannot be given addresses of GPU memory: BAR1 is not static, and the kernel module onehop, which \
                  imports dma-bufs, is not loaded",
             )
-            .fix(fixes::static_bar1(gpu));
+            .fix(fixes::static_bar1_fix(gpu));
         }
         if !facts.place.root {
             return Need::new(NeedState::Unknown, "mapping BAR1 for the drive needs root").fix("Run as root");
@@ -353,7 +358,7 @@ impl Needs<'_> {
         self.passes(self.pair.writes(), "writes into GPU memory")
     }
 
-    /// The device's reads of GPU memory are answered.
+    /// The device's reads of GPU memory get an answer.
     pub(super) fn reads(&self) -> Need {
         self.passes(self.pair.reads(), "reads from GPU memory")
     }
@@ -400,7 +405,7 @@ impl Needs<'_> {
         }
     }
 
-    /// GPU memory can be mapped for the board, by our module.
+    /// GPU memory can be mapped for the board, by the kernel module onehop.
     pub(super) fn sdr_mapping(&self) -> Need {
         let dma_buf = self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref());
         match (self.pair.facts.module.loaded, dma_buf) {
@@ -436,7 +441,7 @@ impl Needs<'_> {
                     bar.start
                 ),
             )
-            .fix(translation_on(pair.facts, pair.device.address)),
+            .fix(translation_fix(pair.facts, pair.device.address)),
         }
     }
 }

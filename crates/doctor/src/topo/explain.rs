@@ -32,7 +32,7 @@ pub struct Explanation {
     pub registers: Option<Bar>,
     /// Bus addresses of the GPU's memory.
     pub window: Option<Bar>,
-    /// The bus address by which the device reaches its first byte, if known.
+    /// The bus address at which the device reaches the first byte of GPU memory, as text.
     pub address_words: String,
     /// Whether transfers are forwarded.
     pub passes: String,
@@ -81,8 +81,8 @@ fn address_words(facts: &Facts, device: &Device, window: Option<&Bar>) -> String
 }
 
 impl Explanation {
-    /// What the bytes pass in between.
-    pub(crate) fn middle(&self) -> String {
+    /// The path between the device and the GPU.
+    pub(crate) fn path_text(&self) -> String {
         let class = self.class.map_or("an unknown path", PathClass::text);
         let mut words = class.to_owned();
         if !self.bridges.is_empty() {
@@ -94,20 +94,20 @@ impl Explanation {
         words
     }
 
-    pub(crate) fn registers_words(&self) -> String {
+    pub(crate) fn registers_text(&self) -> String {
         self.registers.map_or_else(|| "address unknown".into(), |bar| format!("{} at {bar}", bytes(bar.size)))
     }
 
-    pub(crate) fn window_words(&self) -> String {
+    pub(crate) fn window_text(&self) -> String {
         self.window.map_or_else(|| "address unknown".into(), |bar| format!("{} at {bar}", bytes(bar.size)))
     }
 }
 
-/// The drawing for a terminal.
+/// Both paths as a drawing for a terminal.
 #[must_use]
-pub fn explain_text(way: &Explanation) -> String {
+pub fn explain_text(explanation: &Explanation) -> String {
     let mut text = String::new();
-    let Explanation { device, gpu, device_address, gpu_address, .. } = way;
+    let Explanation { device, gpu, device_address, gpu_address, .. } = explanation;
     let _ = write!(
         text,
         "{device} ({device_address}) into {gpu} ({gpu_address})\n\n\
@@ -118,18 +118,18 @@ pub fn explain_text(way: &Explanation) -> String {
          Directly: one hop\n\
          \n  {device}   registers (BAR0): {}\n    │ its DMA engine writes to {}\n    │ through {}\n    ▼\n  \
          {gpu}   BAR1: {}\n    = GPU memory, which BAR1 exposes: no second copy\n\n",
-        way.registers_words(),
-        way.address_words,
-        way.middle(),
-        way.window_words()
+        explanation.registers_text(),
+        explanation.address_words,
+        explanation.path_text(),
+        explanation.window_text()
     );
     let _ = writeln!(text, "BAR0 holds only registers and doorbells: no data passes through it.");
     let _ = writeln!(
         text,
         "A completion in a queue, which the CPU or GPU polls, reports the end; GPUs get no interrupts."
     );
-    let _ = writeln!(text, "Peer-to-peer writes: {}", way.passes);
-    if let Some(limit) = &way.limit {
+    let _ = writeln!(text, "Peer-to-peer writes: {}", explanation.passes);
+    if let Some(limit) = &explanation.limit {
         let _ = writeln!(text, "Limit: {limit}.");
     }
     text

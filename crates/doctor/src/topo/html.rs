@@ -3,16 +3,16 @@
 use std::fmt::Write;
 
 use super::explain::Explanation;
-use super::svg::{STYLE, drawn, escape};
+use super::svg::{STYLE, draw, escape};
 use crate::facts::Facts;
 
-/// A page with the tree and each pair's two paths; without pairs, a note with the reason.
+/// A page with the tree and each pair's two paths, or a note that says why there are none.
 #[must_use]
 pub fn page(
     facts: &Facts,
     all: bool,
     system: Option<&str>,
-    ways: &[Explanation],
+    explanations: &[Explanation],
     note: Option<&str>,
 ) -> String {
     let mut body = String::new();
@@ -21,9 +21,9 @@ pub fn page(
     if let Some(system) = system {
         let _ = writeln!(body, "<p class=\"lead\">Recorded system: {}</p>", escape(system));
     }
-    let (tree, wide) = drawn(facts, all);
-    // Shown if the picture is wider than the window.
-    let hint = format!("@media(max-width:{:.0}px){{.hint{{display:block}}}}", wide + AROUND);
+    let (tree, width) = draw(facts, all);
+    // Shown only if the tree is wider than the window.
+    let hint = format!("@media(max-width:{:.0}px){{.hint{{display:block}}}}", width + PAGE_MARGIN);
     let _ = writeln!(
         body,
         "<h2>PCIe tree</h2>\n<p class=\"hint\">Scroll sideways to see the whole tree.</p>\n<div class=\"wide\" \
@@ -32,8 +32,8 @@ pub fn page(
     if let Some(note) = note {
         let _ = writeln!(body, "<p>{}</p>", escape(note));
     }
-    for way in ways {
-        let _ = writeln!(body, "{}", section(way));
+    for explanation in explanations {
+        let _ = writeln!(body, "{}", section(explanation));
     }
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
@@ -43,42 +43,48 @@ pub fn page(
     )
 }
 
-fn section(way: &Explanation) -> String {
-    let limit =
-        way.limit.as_ref().map_or_else(String::new, |limit| format!("<li>Limit: {}.</li>", escape(limit)));
+fn section(explanation: &Explanation) -> String {
+    let limit = explanation
+        .limit
+        .as_ref()
+        .map_or_else(String::new, |limit| format!("<li>Limit: {}.</li>", escape(limit)));
     format!(
         "<h2>{} into {}</h2>\n<div class=\"ways\"><figure><figcaption>Traditionally: two copies</figcaption>{}</figure>\n\
          <figure><figcaption>Directly: one hop</figcaption>{}</figure></div>\n<ul><li>Peer-to-peer writes: {}</li>{limit}<li>\
          BAR0 holds only registers and doorbells: no data passes through it.</li><li>A completion in a queue, which the CPU or GPU polls, reports the end; GPUs get no interrupts.</li></ul>",
-        escape(&format!("{} ({})", way.device, way.device_address)),
-        escape(&format!("{} ({})", way.gpu, way.gpu_address)),
-        two_copies(way),
-        one_hop(way),
-        escape(&way.passes)
+        escape(&format!("{} ({})", explanation.device, explanation.device_address)),
+        escape(&format!("{} ({})", explanation.gpu, explanation.gpu_address)),
+        two_copies(explanation),
+        one_hop(explanation),
+        escape(&explanation.passes)
     )
 }
 
-/// Characters that fit into a box.
-const FITS: usize = 47;
+/// Characters that fit in a box.
+const BOX_CHARS: usize = 47;
 
-fn two_copies(way: &Explanation) -> String {
+fn two_copies(explanation: &Explanation) -> String {
     let mut drawing = Drawing::default();
-    drawing.place("drive", &way.device, &[]);
-    drawing.arrow("copy", &["1. its DMA engine writes to host memory"]);
-    drawing.place("memory", "host memory", &["one more CPU copy", "if the page cache holds the file"]);
-    drawing.arrow("copy", &["2. the GPU's copy engine reads it,", "over the bus again"]);
-    drawing.place("gpu", "GPU memory", &[]);
-    drawing.end()
+    drawing.add_box("drive", &explanation.device, &[]);
+    drawing.add_arrow("copy", &["1. its DMA engine writes to host memory"]);
+    drawing.add_box("memory", "host memory", &["one more CPU copy", "if the page cache holds the file"]);
+    drawing.add_arrow("copy", &["2. the GPU's copy engine reads it,", "over the bus again"]);
+    drawing.add_box("gpu", "GPU memory", &[]);
+    drawing.finish()
 }
 
-fn one_hop(way: &Explanation) -> String {
+fn one_hop(explanation: &Explanation) -> String {
     let mut drawing = Drawing::default();
-    drawing.place("drive", &way.device, &[&format!("BAR0 {}", way.registers_words())]);
-    let words = wrap(&format!("its DMA engine writes to {}; through {}", way.address_words, way.middle()));
-    drawing.arrow("hop", &words.iter().map(String::as_str).collect::<Vec<_>>());
-    let window = format!("BAR1 {}", way.window_words());
-    drawing.place("gpu", &way.gpu, &[&window, "exposes GPU memory: no second copy"]);
-    drawing.end()
+    drawing.add_box("drive", &explanation.device, &[&format!("BAR0 {}", explanation.registers_text())]);
+    let words = wrap(&format!(
+        "its DMA engine writes to {}; through {}",
+        explanation.address_words,
+        explanation.path_text()
+    ));
+    drawing.add_arrow("hop", &words.iter().map(String::as_str).collect::<Vec<_>>());
+    let window = format!("BAR1 {}", explanation.window_text());
+    drawing.add_box("gpu", &explanation.gpu, &[&window, "exposes GPU memory: no second copy"]);
+    drawing.finish()
 }
 
 /// Boxes and arrows, from top to bottom.
@@ -89,22 +95,28 @@ struct Drawing {
 }
 
 impl Drawing {
-    fn place(&mut self, class: &str, title: &str, notes: &[&str]) {
-        let (y, high) = (self.y + 2, 32 + notes.len() * 17);
+    fn add_box(&mut self, class: &str, title: &str, notes: &[&str]) {
+        let (y, height) = (self.y + 2, 32 + notes.len() * 17);
         let body = &mut self.body;
         let _ = write!(
             body,
-            "<rect class=\"{class}\" x=\"2\" y=\"{y}\" width=\"376\" height=\"{high}\" rx=\"6\"/>"
+            "<rect class=\"{class}\" x=\"2\" y=\"{y}\" width=\"376\" height=\"{height}\" rx=\"6\"/>"
         );
-        let _ = write!(body, "<text class=\"head\" x=\"14\" y=\"{}\">{}</text>", y + 20, escape(&cut(title)));
+        let _ = write!(
+            body,
+            "<text class=\"head\" x=\"14\" y=\"{}\">{}</text>",
+            y + 20,
+            escape(&truncate(title))
+        );
         for (at, note) in notes.iter().enumerate() {
             let y = y + 38 + at * 17;
-            let _ = write!(body, "<text class=\"note\" x=\"14\" y=\"{y}\">{}</text>", escape(&cut(note)));
+            let _ =
+                write!(body, "<text class=\"note\" x=\"14\" y=\"{y}\">{}</text>", escape(&truncate(note)));
         }
-        self.y = y + high + 2;
+        self.y = y + height + 2;
     }
 
-    fn arrow(&mut self, class: &str, words: &[&str]) {
+    fn add_arrow(&mut self, class: &str, words: &[&str]) {
         let (y, end) = (self.y + 4, self.y + words.len() * 16 + 34);
         let tip = if class == "hop" { "tip" } else { "copytip" };
         let _ = write!(self.body, "<path class=\"{class}\" d=\"M22 {y}V{}\"/>", end - 8);
@@ -116,7 +128,7 @@ impl Drawing {
         self.y = end + 2;
     }
 
-    fn end(self) -> String {
+    fn finish(self) -> String {
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 380 {}\" role=\"img\"><style>{STYLE}</style>{}</svg>",
             self.y + 2,
@@ -125,19 +137,19 @@ impl Drawing {
     }
 }
 
-fn cut(text: &str) -> String {
-    if text.chars().count() <= FITS {
+fn truncate(text: &str) -> String {
+    if text.chars().count() <= BOX_CHARS {
         return text.to_owned();
     }
-    text.chars().take(FITS - 1).chain(['…']).collect()
+    text.chars().take(BOX_CHARS - 1).chain(['…']).collect()
 }
 
-/// Lines next to an arrow, ten at most.
+/// Wraps the text next to an arrow, to ten lines at most.
 fn wrap(text: &str) -> Vec<String> {
-    const WIDE: usize = 44;
+    const ROW_CHARS: usize = 44;
     let mut rows: Vec<String> = Vec::new();
     for word in text.split(' ') {
-        match rows.last_mut().filter(|row| row.chars().count() + 1 + word.chars().count() <= WIDE) {
+        match rows.last_mut().filter(|row| row.chars().count() + 1 + word.chars().count() <= ROW_CHARS) {
             Some(row) => {
                 row.push(' ');
                 row.push_str(word);
@@ -152,8 +164,8 @@ fn wrap(text: &str) -> Vec<String> {
     rows
 }
 
-/// Margins of a page next to a picture, in pixels.
-const AROUND: f64 = 46.0;
+/// Horizontal page margins, in pixels.
+const PAGE_MARGIN: f64 = 46.0;
 const PAGE: &str = "
 :root{color-scheme:light dark}
 body{font:16px/1.5 system-ui,sans-serif;max-width:1180px;margin:0 auto;padding:1rem}

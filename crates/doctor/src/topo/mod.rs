@@ -1,4 +1,4 @@
-//! The PCIe tree as a picture, and the path between two devices: for terminals, and as SVG in a page.
+//! The PCIe tree, and the path between two devices: as text, as SVG, and as an HTML page.
 
 mod explain;
 mod html;
@@ -15,7 +15,7 @@ pub use html::page;
 pub use svg::picture;
 pub use text::tree;
 
-/// What a system lacks for a path between a device and a GPU; `None` if it has both.
+/// Why there is no path to explain; `None` if the system has both a device and a GPU.
 #[must_use]
 pub fn missing(facts: &Facts) -> Option<&'static str> {
     match (facts.gpus.is_empty(), facts.peers().is_empty()) {
@@ -28,7 +28,7 @@ pub fn missing(facts: &Facts) -> Option<&'static str> {
     }
 }
 
-/// One line of the picture.
+/// One device of the drawn tree.
 struct TreeLine<'a> {
     /// Its depth below its host bridge.
     depth: usize,
@@ -52,7 +52,8 @@ fn below<'a>(
     all: bool,
     lines: &mut Vec<TreeLine<'a>>,
 ) {
-    let devices: Vec<_> = tree.children(host, bridge).filter(|device| all || matters(tree, device)).collect();
+    let devices: Vec<_> =
+        tree.children(host, bridge).filter(|device| all || is_relevant(tree, device)).collect();
     for (at, device) in devices.iter().enumerate() {
         more.push(at + 1 < devices.len());
         lines.push(TreeLine { depth: more.len() - 1, device, more: more.clone() });
@@ -61,8 +62,8 @@ fn below<'a>(
     }
 }
 
-/// Whether bytes come from, go to or pass a device; a bridge with no such device below it does not matter.
-fn matters(tree: &Tree, device: &Device) -> bool {
+/// Whether a device can be part of a route: a source or sink of data, or a bridge above one.
+fn is_relevant(tree: &Tree, device: &Device) -> bool {
     let itself = matches!(device.class.base(), 0x01 | 0x02 | 0x03 | 0x0d | 0x11 | 0x12);
     let behind = tree.devices.values().any(|other| {
         other.parents.contains(&device.address)
@@ -76,12 +77,12 @@ fn bars(device: &Device) -> Vec<&Bar> {
     device.bars.iter().filter(|bar| bar.kind == BarKind::Memory).collect()
 }
 
-fn bar_words(bar: &Bar) -> String {
+fn bar_text(bar: &Bar) -> String {
     let kind = if bar.prefetchable { " prefetchable" } else { "" };
     format!("BAR{} {} at {bar}{kind}", bar.index, bytes(bar.size))
 }
 
-/// Remarks next to a device's name: link, group, node, driver.
+/// What is shown next to a device's name: link, group, node, driver.
 fn remarks(tree: &Tree, device: &Device) -> Vec<String> {
     let mut words = Vec::new();
     let link = device.best_link();

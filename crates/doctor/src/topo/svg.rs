@@ -4,23 +4,23 @@ use std::fmt::Write;
 
 use onehop_pci::Device;
 
-use super::{bar_words, bars, lines, remarks, short_name};
+use super::{bar_text, bars, lines, remarks, short_name};
 use crate::facts::Facts;
 
 const STEP: usize = 22;
 const ROW: usize = 17;
 const PAD: usize = 8;
 /// Approximate width of a character of the requested font.
-const LETTER: f64 = 7.3;
+const CHAR_WIDTH: f64 = 7.3;
 
-/// The tree as an SVG document; it uses the page's colours, or brings its own.
+/// The tree as an SVG document.
 #[must_use]
 pub fn picture(facts: &Facts, all: bool) -> String {
-    drawn(facts, all).0
+    draw(facts, all).0
 }
 
 /// The document and its width.
-pub(super) fn drawn(facts: &Facts, all: bool) -> (String, f64) {
+pub(super) fn draw(facts: &Facts, all: bool) -> (String, f64) {
     let mut body = String::new();
     let (mut y, mut widest) = (PAD, 0.0_f64);
     for host in facts.tree.hosts() {
@@ -31,41 +31,41 @@ pub(super) fn drawn(facts: &Facts, all: bool) -> (String, f64) {
         let title = if host.is_empty() { "path to the root unknown" } else { host };
         let _ = writeln!(body, "<text class=\"host\" x=\"{PAD}\" y=\"{}\">{}</text>", y + 13, escape(title));
         y += ROW + PAD;
-        // The lower edge of the host, and of each box above the present one.
+        // The lower edge of the host, and of each box above the current one.
         let mut rails = vec![y - PAD];
         for line in found {
             let x = PAD + STEP * (line.depth + 1);
             let rows = rows(facts, line.device);
-            let high = rows.len() * ROW + PAD;
+            let height = rows.len() * ROW + PAD;
             rails.truncate(line.depth + 1);
-            // From the middle of its parent down to this box.
+            // From the parent down to this box.
             let from = rails.last().copied().unwrap_or(y - PAD);
-            let (rail, middle) = (x - STEP / 2, y + high / 2);
+            let (rail, middle) = (x - STEP / 2, y + height / 2);
             let _ = writeln!(body, "<path class=\"rail\" d=\"M{rail} {from}V{middle}H{x}\"/>");
             let letters = rows.iter().map(|row| row.chars().count()).max().unwrap_or(0);
-            let wide = letters as f64 * LETTER + 2.0 * PAD as f64;
+            let width = letters as f64 * CHAR_WIDTH + 2.0 * PAD as f64;
             let kind = kind(line.device);
             let _ = writeln!(
                 body,
-                "<rect class=\"{kind}\" x=\"{x}\" y=\"{y}\" width=\"{wide:.0}\" height=\"{high}\" rx=\"5\"/>"
+                "<rect class=\"{kind}\" x=\"{x}\" y=\"{y}\" width=\"{width:.0}\" height=\"{height}\" rx=\"5\"/>"
             );
             for (at, row) in rows.iter().enumerate() {
                 let class = if at == 0 { "name" } else { "note" };
                 let (x, y) = (x + PAD, y + PAD / 2 + at * ROW + 13);
                 let _ = writeln!(body, "<text class=\"{class}\" x=\"{x}\" y=\"{y}\">{}</text>", escape(row));
             }
-            widest = widest.max(x as f64 + wide);
-            rails.push(y + high);
-            y += high + PAD;
+            widest = widest.max(x as f64 + width);
+            rails.push(y + height);
+            y += height + PAD;
         }
         y += PAD;
     }
-    let wide = widest + PAD as f64;
-    let drawn = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {wide:.0} {y}\" width=\"{wide:.0}\" height=\"{y}\" role=\"img\" \
+    let width = widest + PAD as f64;
+    let svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {y}\" width=\"{width:.0}\" height=\"{y}\" role=\"img\" \
          aria-label=\"PCIe tree\">\n<style>{STYLE}</style>\n{body}</svg>\n"
     );
-    (drawn, wide)
+    (svg, width)
 }
 
 /// The lines in a device's box.
@@ -75,7 +75,7 @@ fn rows(facts: &Facts, device: &Device) -> Vec<String> {
     if !words.is_empty() {
         rows.push(words.join(" · "));
     }
-    rows.extend(bars(device).into_iter().map(bar_words));
+    rows.extend(bars(device).into_iter().map(bar_text));
     rows
 }
 
@@ -119,7 +119,7 @@ rect{stroke:var(--line)}.gpu{fill:var(--gpu)}.drive{fill:var(--drive)}.card{fill
 #[cfg(test)]
 mod tests {
     #[test]
-    fn names_of_strangers_stay_text() {
+    fn names_are_escaped() {
         assert_eq!(super::escape("<a&\"b\x1b>"), "&lt;a&amp;&quot;b\u{fffd}&gt;");
     }
 }

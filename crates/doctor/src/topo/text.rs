@@ -1,11 +1,11 @@
-//! The tree for a terminal.
+//! The tree as text for a terminal.
 
 use std::fmt::Write;
 
-use super::{TreeLine, bar_words, bars, lines, remarks, short_name};
+use super::{TreeLine, bar_text, bars, lines, remarks, short_name};
 use crate::facts::Facts;
 
-/// The tree as text. With `all`, also functions that no route uses.
+/// The tree as text. `all` includes functions that no route uses.
 #[must_use]
 pub fn tree(facts: &Facts, all: bool) -> String {
     let mut text = String::new();
@@ -23,17 +23,17 @@ pub fn tree(facts: &Facts, all: bool) -> String {
         }
         let _ = writeln!(text, "{}", if host.is_empty() { "path to the root unknown" } else { host });
         for line in &found {
-            one(&mut text, facts, line);
+            write_device(&mut text, facts, line);
         }
     }
     if hidden > 0 {
         let (functions, them) = if hidden == 1 { ("function", "it") } else { ("functions", "them") };
-        let _ = writeln!(text, "not shown: {hidden} {functions} that no route passes (--all shows {them})");
+        let _ = writeln!(text, "not shown: {hidden} {functions} that no route uses (--all shows {them})");
     }
     text
 }
 
-fn one(text: &mut String, facts: &Facts, line: &TreeLine<'_>) {
+fn write_device(text: &mut String, facts: &Facts, line: &TreeLine<'_>) {
     let device = line.device;
     let (last, before) = line.more.split_last().unwrap_or((&false, &[]));
     let stem: String = before.iter().map(|more| if *more { "│  " } else { "   " }).collect();
@@ -47,6 +47,6 @@ fn one(text: &mut String, facts: &Facts, line: &TreeLine<'_>) {
     let down = if follows { "│  " } else { "   " };
     let side = if *last { "│  " } else { "   " };
     for bar in bars(device) {
-        let _ = writeln!(text, "{stem}{side}{down}   {}", bar_words(bar));
+        let _ = writeln!(text, "{stem}{side}{down}   {}", bar_text(bar));
     }
 }

@@ -1,4 +1,4 @@
-//! Fixes fit the machine: its CPU, its GPU's generation, a virtual machine, a container, and what this user may see.
+//! Fixes fit the machine: its CPU and GPU generation, virtual machines, containers, and this user's permissions.
 
 use machines::compose::Function;
 use machines::{cuda, cuda_gpu, identity, nvidia, refused};
@@ -14,15 +14,15 @@ pub fn composed(name: &str) -> Machine {
 }
 
 fn all_fixes(machine: Machine) -> Vec<String> {
-    fixes(&judge(machine))
+    fixes(&diagnose(machine))
 }
 
 fn route<'a>(found: &'a Diagnosis, device: &str, route: &str) -> &'a RouteRow {
     found.routes.iter().find(|row| row.device == device && row.route == route).unwrap()
 }
 
-/// The drive is bound to vfio-pci, and some processes are hidden.
-fn by_vfio(root: bool, unseen: &str) -> Machine {
+/// A drive bound to vfio-pci; `unseen` is why some processes are hidden.
+fn bound_to_vfio(root: bool, unseen: &str) -> Machine {
     let mut machine = servers::h100("a server", root, ACS_ON);
     machine.0.files.retain(|path, _| !path.contains("nvme0"));
     machine.link(&format!("{AT}/driver"), "../../../../bus/pci/drivers/vfio-pci");
@@ -32,31 +32,31 @@ fn by_vfio(root: bool, unseen: &str) -> Machine {
 }
 
 #[test]
-fn a_drive_of_a_program_that_is_out_of_sight_may_be_in_use() {
+fn hidden_processes_may_use_a_drive() {
     let unbound = |fixes: &[String]| fixes.iter().any(|fix| fix.contains("unbind"));
-    let hidden = judge(by_vfio(false, "/proc/77/fd: Permission denied (os error 13)"));
+    let hidden = diagnose(bound_to_vfio(false, "/proc/77/fd: Permission denied (os error 13)"));
     assert_eq!(status(&hidden, "drive.use"), Status::Unknown);
     assert!(check(&hidden, "drive.use").found.starts_with("cannot determine: /proc/77/fd"));
     assert!(fix(&hidden, "drive.use").contains("as root"), "{}", fix(&hidden, "drive.use"));
     assert!(!unbound(&fixes(&hidden)), "{:?}", fixes(&hidden));
     assert!(route(&hidden, DRIVE, "cpu/cached").fix.as_ref().unwrap().contains("/proc/77/fd"));
-    let seen = judge(by_vfio(false, ""));
+    let seen = diagnose(bound_to_vfio(false, ""));
     assert_eq!(status(&seen, "drive.use"), Status::Pass);
     assert!(unbound(&fixes(&seen)), "{:?}", fixes(&seen));
 }
 
-/// Claiming a drive of VFIO or of the module asks the kernel; one of the kernel's driver is refused.
+/// A drive bound to vfio-pci or the module can be tried; a drive of the nvme driver is not claimed.
 #[test]
-fn what_shows_a_drives_users_fits_this_user() {
+fn the_fix_for_unknown_users_fits_this_user() {
     let hidden = "this PID namespace does not show the processes outside of it";
-    let found = judge(by_vfio(true, hidden));
+    let found = diagnose(bound_to_vfio(true, hidden));
     let row = route(&found, DRIVE, "gpu/tier1");
     assert_eq!(row.verdict, Verdict::Untested, "{row:?}");
     assert!(row.reason.contains("cannot determine") && row.fix.as_ref().unwrap().contains("host"), "{row:?}");
     for (root, why, fix) in [(true, hidden, "host"), (false, "/proc/77/fd: Permission denied", "as root")] {
         let mut machine = servers::h100("a server", root, ACS_ON);
         machine.answer("unseen users", json!([why]));
-        let found = judge(machine);
+        let found = diagnose(machine);
         let row = route(&found, DRIVE, "cpu/direct");
         assert_eq!(row.verdict, Verdict::No, "{row:?}");
         let given = row.fix.as_ref().unwrap();
@@ -65,10 +65,10 @@ fn what_shows_a_drives_users_fits_this_user() {
 }
 
 #[test]
-fn an_instance_is_made_on_one_gpu() {
+fn mig_fixes_name_one_gpu() {
     let mut machine = servers::h100_mig();
     cuda(&mut machine, 13000, &[]);
-    let found = judge(machine);
+    let found = diagnose(machine);
     for given in [fix(&found, "gpu.cuda"), route(&found, DRIVE, "gpu/tier3").fix.clone().unwrap()] {
         assert!(given.contains("nvidia-smi mig -i 0000:18:00.0 -cgi"), "{given}");
         assert!(!given.contains("mig -cgi") && !given.contains("mig -lgi"), "{given}");
@@ -79,7 +79,7 @@ fn an_instance_is_made_on_one_gpu() {
 const INTEL: &str = "vendor_id\t: GenuineIntel\ncpu family\t: 6\nflags\t\t: fpu\n";
 const AMD: &str = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nflags\t\t: fpu\n";
 
-/// The module has the drive, and nothing translates its addresses.
+/// The drive is bound to the module, and no IOMMU translates its addresses.
 pub fn untranslated(cpu: &str, in_a_group: bool) -> Machine {
     let mut machine = servers::h100_bound();
     machine.file("/proc/cpuinfo", cpu).file("/sys/class/dmi/id/sys_vendor", "Supermicro\n");
@@ -94,23 +94,23 @@ pub fn untranslated(cpu: &str, in_a_group: bool) -> Machine {
 }
 
 #[test]
-fn an_iommu_is_enabled_as_its_maker_has_it() {
+fn iommu_fixes_fit_the_cpu() {
     for (cpu, enabled, pass) in [
         (INTEL, "intel_iommu=on", "iommu=pt"),
         (AMD, "without amd_iommu=off", "iommu=pt"),
         (ARM, "SMMU", "iommu.passthrough=1"),
     ] {
         for in_a_group in [true, false] {
-            let given = fix(&judge(untranslated(cpu, in_a_group)), "kernel.onehop_device");
+            let given = fix(&diagnose(untranslated(cpu, in_a_group)), "kernel.onehop_device");
             assert_eq!(given.contains(enabled), !in_a_group, "{given}");
             assert!(given.contains(&format!("oot without {pass}")) && given.contains("costs"), "{given}");
         }
-        let given = fix(&judge(untranslated(cpu, false)), "iommu.mode");
+        let given = fix(&diagnose(untranslated(cpu, false)), "iommu.mode");
         assert!(given.contains(enabled) && given.contains("costs"), "{given}");
     }
 }
 
-/// A V100 with the proprietary modules, which alone drive it.
+/// A V100, which only the proprietary modules drive.
 pub fn volta(driver: &str, kernel: &str) -> Machine {
     let mut machine = servers::h100("a server with a V100", true, ACS_ON);
     machine.file("/proc/sys/kernel/osrelease", kernel);
@@ -126,7 +126,7 @@ fn gpus_older_than_turing_do_not_get_open_modules() {
     let offered = |fixes: &[String]| {
         fixes.iter().any(|fix| fix.contains("Install NVIDIA's open") || fix.contains("nvidia-open"))
     };
-    let found = judge(volta("580.95.05", "6.17.0-14-generic\n"));
+    let found = diagnose(volta("580.95.05", "6.17.0-14-generic\n"));
     assert!(!offered(&fixes(&found)), "{:?}", fixes(&found));
     assert!(!check(&found, "gpu.register_bar").found.contains("install"));
     let row = route(&found, DRIVE, "gpu/tier1");
@@ -134,19 +134,19 @@ fn gpus_older_than_turing_do_not_get_open_modules() {
         assert!(given.contains("older than Turing") && given.contains("cpu/pinned"), "{given}");
     }
     assert!(!row.reason.contains("install"), "{row:?}");
-    // Nothing else leads to a direct route either.
+    // No other fix enables a direct route either.
     assert!(route(&found, DRIVE, "cpu/direct").fix.as_ref().unwrap().contains("Use cpu/pinned"));
     // Under kernels before 6.12, a newer driver helps.
-    let given = fix(&judge(volta("565.57.01", "6.11.0-9-generic\n")), "gpu.register_bar");
+    let given = fix(&diagnose(volta("565.57.01", "6.11.0-9-generic\n")), "gpu.register_bar");
     assert!(given.contains("driver 570.133.07") && !given.contains("open"), "{given}");
-    // Where another GPU would profit, the old one is named.
+    // If another GPU would benefit, the fix names the old one.
     let mut both = composed("two-gpus-one-vfio");
     nvidia(&mut both, "575.57.08", false, "");
     both.link("/sys/bus/pci/devices/0000:c1:00.0/driver", "../../../../bus/pci/drivers/nvidia");
     let mut old = cuda_gpu("0000:c1:00.0", "Tesla V100", 32, refused());
     old["compute"] = json!([7, 0]);
     cuda(&mut both, 12080, &[cuda_gpu("0000:41:00.0", "NVIDIA RTX PRO 6000", 96, refused()), old]);
-    let found = judge(both);
+    let found = diagnose(both);
     for given in [fix(&found, "gpu.driver"), fix(&found, "gpu.register_bar"), fix(&found, "gpu.dma_buf")] {
         assert!(given.contains("do not drive 0000:c1:00.0") && given.contains("to end"), "{given}");
     }
@@ -159,7 +159,7 @@ pub fn cufile() -> Machine {
     machine
 }
 
-/// A second drive behind the VMD of the laptop, whose first drive has the system, or nothing.
+/// A second drive behind the laptop's VMD. The first drive is in use if `system`.
 pub fn two_behind_vmd(system: bool) -> Machine {
     let mut machine = composed("laptop-vmd-gpu-asleep");
     if !system {
@@ -175,18 +175,18 @@ pub fn two_behind_vmd(system: bool) -> Machine {
 }
 
 #[test]
-fn vmd_stays_on_for_any_drive_behind_it_that_is_used() {
+fn vmd_stays_on_while_a_drive_behind_it_is_in_use() {
     let offers = |fixes: Vec<String>| fixes.iter().filter(|fix| fix.contains("disable VMD")).count();
     assert_eq!(offers(all_fixes(two_behind_vmd(true))), 0);
     assert!(offers(all_fixes(two_behind_vmd(false))) >= 2);
     let mut hidden = two_behind_vmd(false);
     hidden.answer("claimed:nvme1n1", json!("/dev/nvme1n1: Permission denied (os error 13)"));
     assert_eq!(offers(all_fixes(hidden)), 0);
-    // So do the routes, once CUDA works.
+    // The routes withhold it too, once CUDA works.
     let mut machine = two_behind_vmd(true);
     cuda(&mut machine, 12080, &[cuda_gpu("0000:01:00.0", "NVIDIA GeForce RTX 4060", 8, refused())]);
     identity(&mut machine, 1, 5);
-    let found = judge(machine);
+    let found = diagnose(machine);
     let row = route(&found, "10000:e2:00.0", "gpu/tier3");
     assert!(row.reason.contains("VMD"), "{row:?}");
     assert!(row.fix.as_ref().unwrap().contains("10000:e1:00.0: this system runs from nvme0n1"), "{row:?}");
@@ -200,8 +200,8 @@ pub fn small_window_in_a_vm() -> Machine {
 }
 
 #[test]
-fn a_virtual_machines_window_is_its_hosts() {
-    let found = judge(small_window_in_a_vm());
+fn bar1_fixes_in_a_virtual_machine_name_the_host() {
+    let found = diagnose(small_window_in_a_vm());
     let rows: Vec<_> = found.routes.iter().filter(|row| row.reason.contains("BAR1 covers only")).collect();
     assert!(!rows.is_empty());
     for row in rows {
@@ -214,9 +214,9 @@ fn a_virtual_machines_window_is_its_hosts() {
 
 type Files = Vec<(&'static str, &'static str)>;
 
-/// Firmware, device tree and virtio on an ARM machine; what `place.vm` says, and whether transfers pass.
+/// Firmware, device tree and virtio on an ARM machine; the result of `place.vm`, and whether transfers pass.
 #[test]
-fn on_other_cpus_a_physical_machine_is_shown_to_be_one() {
+fn physical_machines_without_a_cpu_flag_are_recognised() {
     let vendor = |name: &'static str| ("/sys/class/dmi/id/sys_vendor", name);
     let product = |name: &'static str| ("/sys/class/dmi/id/product_name", name);
     let virtio = ("/sys/bus/virtio/devices/virtio0/status", "0xf\n");
@@ -240,7 +240,7 @@ fn on_other_cpus_a_physical_machine_is_shown_to_be_one() {
         let passes = if expected == Status::Pass { Status::Pass } else { Status::Unknown };
         assert_eq!(status(&found, "path.p2p_write"), passes, "{what}");
     }
-    // The firmware's own word, which root may read.
+    // The BIOS characteristics, which only root can read.
     for (length, bits, expected) in
         [(24, 0x1c, Status::Info), (24, 0x0c, Status::Pass), (0x13, b'P', Status::Pass)]
     {
@@ -249,20 +249,20 @@ fn on_other_cpus_a_physical_machine_is_shown_to_be_one() {
         let mut table = vec![0; 24];
         (table[1], table[0x13]) = (length, bits);
         machine.0.files.insert("/sys/firmware/dmi/entries/0-0/raw".into(), Content::from_bytes(&table));
-        assert_eq!(status(&judge(machine), "place.vm"), expected, "{bits:#x}");
+        assert_eq!(status(&diagnose(machine), "place.vm"), expected, "{bits:#x}");
     }
 }
 
 #[test]
-fn io_uring_in_a_sandbox_has_its_risk() {
-    let given = fix(&judge(composed("container-h100")), "kernel.io_uring");
+fn the_io_uring_fix_names_its_risk() {
+    let given = fix(&diagnose(composed("container-h100")), "kernel.io_uring");
     assert!(given.contains("allow io_uring_setup") && given.contains("risk"), "{given}");
 }
 
-/// More machines, whose fixes are examined.
+/// More machines whose fixes are checked.
 pub fn variants() -> Vec<(&'static str, Machine)> {
     vec![
-        ("vfio, out of sight", by_vfio(false, "/proc/77/fd: Permission denied (os error 13)")),
+        ("vfio, hidden processes", bound_to_vfio(false, "/proc/77/fd: Permission denied (os error 13)")),
         ("libcufile", cufile()),
         ("Volta", volta("580.95.05", "6.17.0-14-generic\n")),
         ("untranslated Intel", untranslated(INTEL, false)),
@@ -273,8 +273,8 @@ pub fn variants() -> Vec<(&'static str, Machine)> {
     ]
 }
 
-/// What a fix says that does not fit the machine.
-pub fn misfit(machine: &Machine, found: &Diagnosis, fix: &str) -> Option<&'static str> {
+/// Text in a fix that does not fit the machine.
+pub fn unsuitable_text(machine: &Machine, found: &Diagnosis, fix: &str) -> Option<&'static str> {
     let text = |path: &str| match machine.0.files.get(path) {
         Some(Content::Text(text)) => text.as_str(),
         _ => "",

@@ -41,7 +41,7 @@ fn sn530(root: bool) -> Function {
 
 pub fn b550_before() -> Machine {
     let mut machine = b550(
-        "Ryzen 7 5800X, B550, RTX 3090, WD SN530; as found: proprietary driver, small BAR1, a user",
+        "Ryzen 7 5800X, B550, RTX 3090, WD SN530; before changes: proprietary driver, small BAR1, not root",
         false,
         256 * MIB,
     );
@@ -58,7 +58,7 @@ pub fn b550_before() -> Machine {
 
 pub fn b550_after() -> Machine {
     let mut machine = b550(
-        "Ryzen 7 5800X, B550, RTX 3090, WD SN530; afterwards: open driver with PeerMappingOverride, ReBAR on, drive on vfio-pci without IOMMU, root",
+        "Ryzen 7 5800X, B550, RTX 3090, WD SN530; after changes: open driver with PeerMappingOverride, ReBAR on, drive on vfio-pci without IOMMU, root",
         true,
         32 * GIB,
     );
@@ -132,7 +132,7 @@ pub fn am5_rebar_off() -> Machine {
 
 pub fn am5_rebar_on() -> Machine {
     am5(
-        "Ryzen 9 7950X, AM5 board, RTX 5090, two drives; Resizable BAR on, and a static BAR1 asked for",
+        "Ryzen 9 7950X, AM5 board, RTX 5090, two drives; Resizable BAR on, static BAR1 requested",
         0xf8_0000_0000,
         32 * GIB,
         STATIC,
@@ -141,7 +141,7 @@ pub fn am5_rebar_on() -> Machine {
 
 pub fn am5_misplaced() -> Machine {
     am5(
-        "Ryzen 9 7950X, AM5 board, RTX 5090, two drives; static BAR1, which the firmware put 4 MiB beyond a 512 MiB boundary",
+        "Ryzen 9 7950X, AM5 board, RTX 5090, two drives; static BAR1 requested, which the firmware placed 4 MiB past a 512 MiB boundary",
         0xf8_0040_0000,
         32 * GIB,
         STATIC,
@@ -150,7 +150,7 @@ pub fn am5_misplaced() -> Machine {
 
 pub fn laptop() -> Machine {
     let mut machine = base(
-        "laptop: Core i7-13700H, RTX 4060 asleep, drive behind Intel VMD holds the system",
+        "laptop: Core i7-13700H, RTX 4060 asleep, system drive behind Intel VMD",
         CORE,
         "6.11.0-9-generic",
         false,
@@ -235,7 +235,7 @@ fn sdr(about: &str, kind: &str) -> Machine {
 
 pub fn sdr_identity() -> Machine {
     let mut machine = sdr(
-        "RTX 4090, uSDR in a Gen2 x2 slot, our module; the IOMMU does not translate (iommu=pt)",
+        "RTX 4090, uSDR in a Gen2 x2 slot, kernel module onehop; the IOMMU does not translate (iommu=pt)",
         "identity",
     );
     machine.file("/proc/cmdline", "iommu=pt\n");
@@ -243,5 +243,5 @@ pub fn sdr_identity() -> Machine {
 }
 
 pub fn sdr_translating() -> Machine {
-    sdr("RTX 4090, uSDR in a Gen2 x2 slot, our module; the IOMMU translates", "DMA")
+    sdr("RTX 4090, uSDR in a Gen2 x2 slot, kernel module onehop; the IOMMU translates", "DMA")
 }

@@ -1,13 +1,13 @@
-//! Composed machines, from published data of similar ones. None was read from a real machine.
+//! Composed machines, based on published data of similar ones. None was recorded on a real machine.
 
 #[path = "../../../pci/tests/common/compose.rs"]
 pub mod compose;
 
 mod desktops;
-pub mod odd;
 mod others;
 pub mod rare;
 pub mod servers;
+pub mod unusual;
 
 use compose::*;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 /// A machine and its file name.
 pub type Named = (&'static str, fn() -> Machine);
 
-/// All of them.
+/// All machines.
 pub const ALL: [Named; 27] = [
     ("b550-rtx3090-before", desktops::b550_before),
     ("b550-rtx3090-after", desktops::b550_after),
@@ -36,10 +36,10 @@ pub const ALL: [Named; 27] = [
     ("container-h100", others::container),
     ("server-no-gpu", others::no_gpu),
     ("old-driver-new-kernel", others::old_driver),
-    ("thunderbolt-rtx4090", odd::thunderbolt),
-    ("arm-no-smmu", odd::arm_smmu),
-    ("nested-switch-shared-group", odd::nested_switch),
-    ("two-gpus-one-vfio", odd::two_gpus),
+    ("thunderbolt-rtx4090", unusual::thunderbolt),
+    ("arm-no-smmu", unusual::arm_smmu),
+    ("nested-switch-shared-group", unusual::nested_switch),
+    ("two-gpus-one-vfio", unusual::two_gpus),
     ("desktop-epyc-l4", rare::desktop_epyc),
     ("grace-hopper", rare::grace_hopper),
     ("vgpu-host", rare::vgpu_host),
@@ -96,9 +96,9 @@ pub fn nvidia(machine: &mut Machine, version: &str, open: bool, registry: &str) 
 
 /// CUDA's view of a GPU after its trials.
 pub fn cuda_gpu(pci: &str, name: &str, gib: u64, dma_buf: Value) -> Value {
-    let said = dma_buf.get("Ok").is_some();
+    let works = dma_buf.get("Ok").is_some();
     json!({
-        "pci": pci, "name": name, "memory": gib * GIB - 400 * MIB, "compute": [8, 6], "gpudirect": said, "dma_buf_said": said,
+        "pci": pci, "name": name, "memory": gib * GIB - 400 * MIB, "compute": [8, 6], "gpudirect": works, "dma_buf_said": works,
         "ordering": "owner", "host_flush": true, "copy": { "Ok": null }, "dma_buf": dma_buf,
     })
 }
@@ -107,7 +107,7 @@ pub fn works() -> Value {
     json!({ "Ok": null })
 }
 
-/// The answer of GeForce boards to a dma-buf.
+/// How GeForce boards refuse to export a dma-buf.
 pub fn refused() -> Value {
     json!({ "Err": "exporting 2097152 bytes of GPU memory as a dma-buf: cuMemGetHandleForAddressRange failed with \
                     CUDA_ERROR_NOT_SUPPORTED (801)" })
@@ -117,7 +117,7 @@ pub fn cuda(machine: &mut Machine, version: i32, gpus: &[Value]) {
     machine.answer("cuda", json!({ "error": null, "version": version, "gpus": gpus }));
 }
 
-/// A drive's folder below its PCI device, as the nvme driver makes it; mounted or not.
+/// A drive's sysfs folder, as the nvme driver creates it; optionally mounted.
 pub fn nvme(machine: &mut Machine, address: &str, number: u32, model: &str, mounted: Option<&str>) {
     let at = format!("/sys/bus/pci/devices/{address}/nvme/nvme{number}");
     machine.file(&format!("{at}/model"), &format!("{model}\n"));
@@ -140,6 +140,6 @@ pub fn nvme(machine: &mut Machine, address: &str, number: u32, model: &str, moun
 
 /// A drive's Identify data for root.
 pub fn identity(machine: &mut Machine, number: u32, mdts: u8) {
-    let says = json!({ "Ok": { "mdts": mdts, "sgls": 0, "hmpre": 0, "vwc": true } });
-    machine.answer(&format!("identify:nvme{number}"), says);
+    let answer = json!({ "Ok": { "mdts": mdts, "sgls": 0, "hmpre": 0, "vwc": true } });
+    machine.answer(&format!("identify:nvme{number}"), answer);
 }

@@ -83,7 +83,7 @@ pub fn no_gpu() -> Machine {
 
 pub fn old_driver() -> Machine {
     let mut machine = servers::h100(
-        "a server with an H100 behind a switch, an open driver of before 570.133.07 under a kernel from 6.12 on",
+        "a server with an H100 behind a switch, an open driver older than 570.133.07, and a kernel newer than 6.12",
         true,
         ACS_ON,
     );

@@ -1,4 +1,4 @@
-//! Machines with misleading buses: meaningless links, assigned virtual functions, missing GPUs.
+//! Machines with misleading PCI data: meaningless links, assigned virtual functions, missing GPUs.
 #![allow(dead_code)]
 
 use serde_json::json;
@@ -13,7 +13,7 @@ fn root_port(address: &str, ids: (u16, u16), host: &str, best: (u16, u16), group
 
 pub fn desktop_epyc() -> Machine {
     let cpu = ("AuthenticAMD", 25, "AMD EPYC 4464P 12-Core Processor");
-    let about = "an EPYC 4464P, which is a desktop's die, with an L4; its idle link is slowed at both ends";
+    let about = "an EPYC 4464P, which has a desktop die, with an L4 whose idle link is slow at both ends";
     let mut machine = base(about, cpu, "6.8.0-60-generic", true);
     let (host, port) = ("pci0000:00", (0x1022, 0x14db));
     machine
@@ -50,8 +50,12 @@ pub fn desktop_epyc() -> Machine {
 }
 
 pub fn grace_hopper() -> Machine {
-    let mut machine =
-        base("a Grace Hopper: GPU and CPU joined by NVLink-C2C", ("", 0, ""), "6.8.0-1021-nvidia-64k", true);
+    let mut machine = base(
+        "a Grace Hopper: GPU and CPU connected by NVLink-C2C",
+        ("", 0, ""),
+        "6.8.0-1021-nvidia-64k",
+        true,
+    );
     machine.file("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n");
     machine.file("/sys/class/dmi/id/sys_vendor", "Supermicro\n");
     machine.file("/sys/class/dmi/id/product_name", "Server of one Grace Hopper\n");
@@ -128,13 +132,9 @@ pub fn vgpu_host() -> Machine {
     };
     for number in [4, 5] {
         let start = 0x2100_0000_0000 + u64::from(number) * 4 * GIB;
-        let lent = virtual_function(number, (0x10de, 0x20b7), 0x030200, "0000:15:02.0", "0000:17:00.0").bar(
-            1,
-            start,
-            4 * GIB,
-            PREF64,
-        );
-        machine.add(&lent);
+        let function = virtual_function(number, (0x10de, 0x20b7), 0x030200, "0000:15:02.0", "0000:17:00.0")
+            .bar(1, start, 4 * GIB, PREF64);
+        machine.add(&function);
     }
     machine.add(&virtual_function(1, (0x144d, 0xa824), 0x010802, "0000:15:03.0", "0000:18:00.0").bar(
         0,
@@ -151,7 +151,8 @@ pub fn vgpu_host() -> Machine {
 }
 
 pub fn jetson() -> Machine {
-    let mut machine = base("a Jetson AGX Orin: the GPU is in the chip", ("", 0, ""), "5.15.148-tegra", true);
+    let mut machine =
+        base("a Jetson AGX Orin: the GPU is integrated with the CPU", ("", 0, ""), "5.15.148-tegra", true);
     machine.file("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd42\n");
     let host = "pci0004:00";
     machine.add(&root_port("0004:00:00.0", (0x10de, 0x229c), host, (4, 4), 7)).add(
@@ -171,7 +172,7 @@ pub fn jetson() -> Machine {
     machine
 }
 
-/// WSL, with Windows' GPU.
+/// WSL, where Windows owns the GPU.
 pub fn wsl() -> Machine {
     let cpu = ("GenuineIntel", 6, "13th Gen Intel(R) Core(TM) i7-13700K");
     let release = "5.15.167.4-microsoft-standard-WSL2";
@@ -184,7 +185,7 @@ pub fn wsl() -> Machine {
     machine
 }
 
-/// A QEMU virtual machine: its ports and drive report Gen1 x1, and the GPU less than it has.
+/// A QEMU virtual machine: its ports and drive report Gen1 x1, and the GPU less than its real link.
 pub fn qemu() -> Machine {
     let cpu = ("GenuineIntel", 6, "Intel Xeon Processor (Cascadelake)");
     let mut machine = base("a QEMU guest with an emulated drive and a T4", cpu, "6.1.0-28-amd64", true);

@@ -92,7 +92,7 @@ pub fn h100_module() -> Machine {
 
 pub fn h100_user() -> Machine {
     let mut machine = h100(
-        "Xeon 8480C; H100, NVMe and ConnectX-7 behind one switch; a user, to whom access control is not shown",
+        "Xeon 8480C; H100, NVMe and ConnectX-7 behind one switch; not root, so access control is not readable",
         false,
         ACS_ON,
     );
@@ -103,7 +103,7 @@ pub fn h100_user() -> Machine {
     machine
 }
 
-/// Divided into instances, of which CUDA shows one.
+/// Partitioned into MIG instances; CUDA shows one.
 pub fn h100_mig() -> Machine {
     let mut machine = h100(
         "Xeon 8480C; H100 with MIG on, NVMe and ConnectX-7 behind one switch with ACS on; root",
@@ -117,11 +117,11 @@ pub fn h100_mig() -> Machine {
     machine
 }
 
-/// The drive was bound to our module, by an administrator who also made its IOMMU group strict.
+/// An administrator has bound the drive to the kernel module onehop and made its IOMMU group strict.
 pub fn h100_bound() -> Machine {
     let mut machine = h100(
-        "Xeon 8480C; H100, NVMe and ConnectX-7 behind one switch; the kernel module onehop has the drive, its group is \
-         strict, and a user may open it",
+        "Xeon 8480C; H100, NVMe and ConnectX-7 behind one switch; the drive is bound to the kernel module onehop, its group \
+         is strict, and users may open it",
         false,
         ACS_ON,
     );
@@ -141,7 +141,7 @@ pub fn h100_bound() -> Machine {
 
 pub fn two_sockets() -> Machine {
     let mut machine =
-        base("two EPYC 9654: the GPU at one, the drive at the other", EPYC, "6.1.0-28-amd64", true);
+        base("two EPYC 9654: the GPU on one socket, the drive on the other", EPYC, "6.1.0-28-amd64", true);
     machine
         .add(&Function::port("0000:00:01.1", (0x1022, 0x14ab), ROOT_PORT).node(0).group(1, "DMA"))
         .add(

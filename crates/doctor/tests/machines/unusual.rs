@@ -59,7 +59,7 @@ pub fn intel_two_bridges() -> Machine {
 pub fn thunderbolt() -> Machine {
     let cpu = ("GenuineIntel", 6, "13th Gen Intel(R) Core(TM) i7-1360P");
     let mut machine = base("laptop with a GPU in a Thunderbolt enclosure", cpu, "6.11.0-19-generic", true);
-    let way = ["0000:00:07.0", "0000:2c:00.0", "0000:2d:01.0"];
+    let explanation = ["0000:00:07.0", "0000:2c:00.0", "0000:2d:01.0"];
     machine
         .add(&Function::new("0000:00:00.0", (0x8086, 0xa706), 0x060000))
         .add(
@@ -69,14 +69,14 @@ pub fn thunderbolt() -> Machine {
         )
         .add(
             &Function::port("0000:2c:00.0", (0x8086, 0x15ef), UPSTREAM)
-                .under(&way[..1])
+                .under(&explanation[..1])
                 .group(2, "DMA")
                 .lanes((1, 4), (1, 4))
                 .with("removable", "removable\n"),
         )
         .add(
             &Function::port("0000:2d:01.0", (0x8086, 0x15ef), DOWNSTREAM)
-                .under(&way[..2])
+                .under(&explanation[..2])
                 .group(3, "DMA")
                 .lanes((1, 4), (1, 4))
                 .acs(ACS_ON)
@@ -84,7 +84,7 @@ pub fn thunderbolt() -> Machine {
         )
         .add(
             &Function::new("0000:2e:00.0", (0x10de, 0x2684), 0x030000)
-                .under(&way)
+                .under(&explanation)
                 .bar(0, 0x6000_0000, 16 * MIB, MEM32)
                 .bar(1, 0x60_0000_0000, 256 * MIB, PREF64)
                 .lanes((1, 4), (4, 16))
@@ -161,7 +161,7 @@ pub fn arm_smmu() -> Machine {
 pub fn nested_switch() -> Machine {
     let cpu = ("AuthenticAMD", 25, "AMD EPYC 7763 64-Core Processor");
     let mut machine = base(
-        "a switch below a switch: the GPU at the inner, the drive at the outer",
+        "a switch below a switch: the GPU below the inner, the drive below the outer",
         cpu,
         "6.8.0-49-generic",
         true,
@@ -226,7 +226,7 @@ pub fn nested_switch() -> Machine {
 
 /// A drive with a live controller and no namespace; its link is below its maximum.
 pub fn no_namespace() -> Machine {
-    let mut machine = servers::h100("a drive without namespaces, link files that say Unknown", true, ACS_ON);
+    let mut machine = servers::h100("a drive without namespaces, link files that read Unknown", true, ACS_ON);
     machine.0.files.retain(|path, _| !path.contains("nvme0n1"));
     for (name, text) in [
         ("current_link_speed", "Unknown\n"),
@@ -279,7 +279,7 @@ pub fn garbage() -> Machine {
 pub fn two_gpus() -> Machine {
     let cpu = ("AuthenticAMD", 26, "AMD Ryzen Threadripper PRO 9975WX 32-Cores");
     let mut machine =
-        base("two RTX PRO 6000, one given to vfio-pci for a virtual machine", cpu, "6.14.0-15-generic", true);
+        base("two RTX PRO 6000, one bound to vfio-pci for a virtual machine", cpu, "6.14.0-15-generic", true);
     for (n, host, drv) in [(0x41u32, "pci0000:40", "nvidia"), (0xc1, "pci0000:c0", "vfio-pci")] {
         let port = format!("0000:{:02x}:01.1", n - 1);
         machine.add(
@@ -345,7 +345,7 @@ pub fn no_pci() -> Machine {
 }
 
 pub fn mounts_garbage() -> Machine {
-    let mut machine = servers::h100("a list of mounts that says nothing", true, 0);
+    let mut machine = servers::h100("a malformed mount table", true, 0);
     machine.file("/proc/self/mountinfo", &("x ".repeat(600_000) + "\n"));
     identity(&mut machine, 0, 6);
     machine
