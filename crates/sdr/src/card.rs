@@ -25,7 +25,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// The simulated board. The last three have not been tried on a real uSDR.
+    /// The simulated board. The last three properties are untested on a real uSDR.
     pub const SIMULATED: Self = Self {
         rx: BoardLimits::USDR_RX,
         tx: BoardLimits::USDR_TX,
@@ -33,7 +33,7 @@ impl Profile {
         reports_tail: true,
         loopback: true,
     };
-    /// A uSDR according to its driver's source.
+    /// A real uSDR, according to the source of its driver.
     pub const USDR: Self =
         Self { reports_time: false, reports_tail: false, loopback: false, ..Self::SIMULATED };
 }
@@ -41,7 +41,7 @@ impl Profile {
 /// A board.
 pub struct Card {
     registers: Arc<dyn Registers>,
-    /// An access to the indexed space consists of two register accesses.
+    /// Held during an access to the indexed space, which takes two register accesses.
     index: Mutex<()>,
     pub(crate) mapper: Arc<dyn Mapper>,
     pub(crate) interrupt: Arc<dyn Interrupt>,
@@ -51,9 +51,9 @@ pub struct Card {
     pub name: String,
     /// Whether it is simulated.
     pub simulated: bool,
-    /// Its PCI vendor and device ID, if it is on that bus.
+    /// Its PCI vendor and device ID, if it is a PCI device.
     pub id: Option<(u16, u16)>,
-    /// Its session with the kernel module, if it is driven through it.
+    /// Its session with the kernel module, if it is driven through the module.
     pub(crate) module: Option<kmod::Session>,
 }
 
@@ -92,7 +92,7 @@ impl Card {
         if register < regs::VIRTUAL {
             return self.registers.write32(register * 4, value.swap_bytes());
         }
-        let _both = self.index.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.index.lock().unwrap_or_else(PoisonError::into_inner);
         self.registers.write32(regs::INDEX * 4, (register - regs::VIRTUAL).swap_bytes());
         self.registers.write32(regs::INDEX_DATA * 4, value.swap_bytes());
     }
@@ -103,7 +103,7 @@ impl Card {
         if register < regs::VIRTUAL {
             return self.registers.read32(register * 4).swap_bytes();
         }
-        let _both = self.index.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.index.lock().unwrap_or_else(PoisonError::into_inner);
         self.registers.write32(regs::INDEX * 4, (register - regs::VIRTUAL).swap_bytes());
         self.registers.read32(regs::INDEX_DATA * 4).swap_bytes()
     }

@@ -18,7 +18,7 @@ pub enum Error {
     },
     /// The board has left the bus.
     #[error(
-        "{board} has left the bus: its registers read as all ones. Check its power and its seat, then remove and rescan it"
+        "{board} has left the bus: its registers read as all ones. Check its power and its seat, then remove it and rescan the bus"
     )]
     Gone {
         /// The board.
@@ -34,7 +34,7 @@ pub enum Error {
     },
     /// The board does not stop.
     #[error(
-        "{board} still transfers samples {} ms after it was told to stop; its memory stays allocated until this process ends",
+        "{board} still transfers samples {} ms after the request to stop; its memory stays allocated until this process ends",
         .waited.as_millis()
     )]
     DoesNotStop {
@@ -45,7 +45,7 @@ pub enum Error {
     },
     /// The board reports something impossible.
     #[error("{board} reports something impossible: {what}")]
-    Confused {
+    ImpossibleReport {
         /// The board.
         board: String,
         /// What it reports.
@@ -59,11 +59,11 @@ pub enum Error {
         /// How to fix it.
         fix: String,
     },
-    /// The watcher cancelled it.
+    /// The `watch` callback cancelled it.
     #[error("cancelled")]
     Cancelled,
     /// The direction is already in use.
-    #[error("{board} already has a {what}; drop that first")]
+    #[error("{board} already has a {what}; drop it first")]
     Busy {
         /// The board.
         board: String,

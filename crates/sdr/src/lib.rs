@@ -1,14 +1,14 @@
-//! Samples of an SDR board into GPU memory and out of it, by DMA.
+//! Moves samples between SDR boards and GPU memory by DMA.
 //!
 //! To receive, in order:
 //!
 //! 1. [`open`] claims a board on the PCI bus; [`Session::open`] sets up its event page.
 //! 2. [`Receiver::open`] allocates a ring of 32 buffers, in GPU memory if the board can reach it ([`SampleRoute::Direct`]),
-//!    otherwise in host memory, from which blocks are copied ([`SampleRoute::Pinned`]). It proves the route by a test with
-//!    data, and keeps the reason why no better one works.
+//!    otherwise in host memory, from which blocks are copied ([`SampleRoute::Pinned`]). It tests the route with data,
+//!    and keeps the reasons why no better route works.
 //! 3. [`Receiver::start`] starts the flow of samples.
-//! 4. [`Receiver::acquire`] lends out the next block, with the number of its first sample and the number of samples
-//!    lost before it.
+//! 4. [`Receiver::acquire`] returns the next block, with the number of its first sample and the number of samples lost
+//!    before it.
 //! 5. [`Processor::process`] converts and measures samples on the GPU.
 //!
 //! ```no_run
@@ -47,14 +47,14 @@ mod tx;
 pub use card::{Card, Profile};
 pub use error::{Error, Result};
 pub use pci::{BoardName, open};
-pub use process::{Processor, Settings, Sight};
+pub use process::{Measurements, Processor, Settings};
 pub use rx::{Block, Counts, DetachedBlock, Receiver, RxOptions};
 pub use selftest::{SelfTest, Step, self_test};
 pub use session::Session;
 pub use tx::{Transmitter, TxBlock, TxOptions};
 
-/// Called several times a second with the number of buffers that a self-test has seen filled. Returning `false` cancels
-/// the test.
+/// A callback that gets the number of buffers filled so far in a self-test, several times a second. Returning `false`
+/// cancels the test.
 pub type Watch<'a> = &'a mut dyn FnMut(u32) -> bool;
 
 /// The path of the samples.
@@ -62,7 +62,7 @@ pub type Watch<'a> = &'a mut dyn FnMut(u32) -> bool;
 pub enum SampleRoute {
     /// The board accesses GPU memory.
     Direct,
-    /// The board accesses host memory; the GPU's copy engine, or the GPU itself, does the rest.
+    /// The board accesses host memory. Blocks are copied to the GPU; for transmission, the GPU writes host memory.
     Pinned,
 }
 
@@ -79,8 +79,8 @@ impl SampleRoute {
         }
     }
 
-    /// Opens the best route that works, or `only` that one, and returns the reasons against better ones. A board that
-    /// is gone, busy or does not stop fails on every route.
+    /// Opens the best route that works, or `only` that one, and returns why better ones do not work. If the board is
+    /// gone, busy or does not stop, no other route is tried.
     fn best<T>(
         only: Option<Self>,
         mut open: impl FnMut(Self) -> Result<T>,

@@ -44,7 +44,7 @@ impl RingMemory {
         Ok(Self { _mapped: mapped, region, ring, shape })
     }
 
-    /// Writes the addresses to the board.
+    /// Writes the buffer addresses to the board's registers.
     pub(crate) fn program(&self, card: &Card, base: u32) {
         for (register, addr) in (base + regs::ADDRESSES..).zip(self.ring.0) {
             card.write(register, addr);

@@ -1,5 +1,5 @@
-//! Boards on the PCI bus, driven through the kernel module: it maps memory, and disables the board's DMA however this
-//! process ends.
+//! Boards on the PCI bus, driven through the kernel module. The module maps memory, and disables the board's DMA when
+//! this process ends for any reason.
 
 use std::str::FromStr;
 
@@ -10,7 +10,7 @@ use onehop_radio::{ids, regs};
 use crate::session::{stop_rx, stop_tx};
 use crate::{Card, Error, Profile, Result};
 
-/// Names a board on the PCI bus: its address and, behind a `?`, properties that cannot be read from it.
+/// Names a board on the PCI bus: its address and, after a `?`, properties that cannot be read from the board.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct BoardName {
     /// Its address.
@@ -40,7 +40,7 @@ impl FromStr for BoardName {
 
 fn bad(option: &str) -> Error {
     let why = format!(
-        "'{}' is not an option of a real board: rate=10M (samples per second, 1k to 4G) and signal=counter are",
+        "'{}' is not an option of a real board. Options are rate=10M (samples per second, 1k to 4G) and signal=counter",
         option.escape_debug()
     );
     Error::NotPossible { what: "opening this board", why }
@@ -54,14 +54,14 @@ fn rate(text: &str) -> Option<f64> {
     digits.parse::<f64>().ok().map(|n| n * unit).filter(|n| (1e3..=4e9).contains(n))
 }
 
-/// Claims a board from its driver, which gets it back when everything made from it is dropped, or this process ends in
-/// any way. Its engines are stopped, its interrupt is connected, and its DMA is enabled.
+/// Claims a board from its driver, stops its engines, connects its interrupt and enables its DMA. The driver gets the
+/// board back when the card and everything created from it are dropped, or when this process ends.
 ///
 /// # Errors
 /// When it is not a supported board, is in use, or cannot be opened through the module.
 pub fn open(root: &Root, address: Address) -> Result<Card> {
     if !root.exists(&format!("/sys/bus/pci/devices/{address}")) {
-        let why = format!("this machine has no PCI device {address}; `onehop topo --all` shows all");
+        let why = format!("this machine has no PCI device {address}; `onehop topo --all` lists all");
         return Err(Error::NotPossible { what: "opening this board", why });
     }
     let number = |file: &str| read(root, address, file);
@@ -76,8 +76,8 @@ pub fn open(root: &Root, address: Address) -> Result<Card> {
     let profile = if simulated { Profile::SIMULATED } else { Profile::USDR };
     let module = kmod::Session::take(root, DeviceKind::Board, address)?;
     let info = module.info()?;
-    // Behind an IOMMU the kernel chooses addresses within the board's mask. Without one, addresses are fixed, and the
-    // ring's rules report buffers out of reach.
+    // Behind an IOMMU the kernel chooses addresses within the board's mask. Without one, addresses are fixed, and
+    // `RingAddresses::plan` reports buffers that the board cannot address.
     if !info.missing.names().contains(&"translation") {
         module.set_mask(profile.rx.mask_bits.into())?;
     }
@@ -97,7 +97,7 @@ pub fn open(root: &Root, address: Address) -> Result<Card> {
     Ok(card)
 }
 
-/// Enables the board's DMA, once nothing of its former activity is left.
+/// Enables the board's DMA, after a reset or after its engines were stopped.
 fn start(card: &Card, module: &kmod::Session, can_reset: bool) -> Result<()> {
     if can_reset {
         return Ok(module.restart()?);
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_addresses_with_what_cannot_be_read() {
+    fn names_are_parsed() {
         let name: BoardName = "0c:00.0?rate=2.5M&signal=counter".parse().unwrap();
         assert_eq!(
             (name.address.to_string().as_str(), name.rate, name.counter),

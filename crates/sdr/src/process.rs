@@ -1,4 +1,4 @@
-//! Processing on the GPU: samples to pairs of `f32` with gain and DC removal, their level, and power spectra.
+//! Processing on the GPU: conversion to `f32` pairs with gain and DC removal, level measurement, power spectra.
 
 use std::f64::consts::TAU;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::{Error, Result};
 /// How samples are processed.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Settings {
-    /// Factor for all samples; full scale is 1.
+    /// Factor for converted samples, whose full scale is 1.
     pub gain: f32,
     /// Whether to subtract the DC offset measured in earlier samples.
     pub remove_dc: bool,
     /// Base-2 logarithm of the number of bins: 6 to 12.
     pub log: u32,
-    /// Whether the samples are those of a counter, which is checked.
+    /// Whether to check that each sample is its number: the board sends a counter.
     pub counter: bool,
 }
 
@@ -31,10 +31,10 @@ impl Default for Settings {
 
 /// Measurements of samples since the last call of [`Processor::take`].
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Sight {
+pub struct Measurements {
     /// Number of samples.
     pub samples: u64,
-    /// Power in dBFS; a complex tone of full scale has 0.
+    /// Power in dBFS; a full-scale complex tone has 0.
     pub level: f64,
     /// The largest I or Q in dBFS.
     pub peak: f64,
@@ -42,7 +42,7 @@ pub struct Sight {
     pub dc: [f64; 2],
     /// Power per bin in dBFS, the lowest frequency first.
     pub spectrum: Vec<f64>,
-    /// Samples that differ from the counter; `None` if that is not checked.
+    /// Samples that differ from the counter; `None` if they are not checked.
     pub wrong: Option<u64>,
     /// Expected and found value of the first wrong sample.
     pub first_wrong: Option<(u32, u32)>,
@@ -60,12 +60,12 @@ pub struct Processor {
     twiddles: Region,
     power: Region,
     /// What a full-scale tone adds to its bin in each frame.
-    unit: f64,
+    full_scale_power: f64,
     dc: [f32; 2],
     samples: u64,
     frames: u64,
-    /// No block has been processed yet.
-    fresh: bool,
+    /// Whether no block has been processed yet.
+    is_new: bool,
     gpu_time: Duration,
 }
 
@@ -84,7 +84,7 @@ impl Processor {
         }
         let bins = 1usize << log;
         let vram = |bytes| gpu.alloc(Place::Vram, bytes);
-        let (window, unit) = window(bins);
+        let (window, full_scale_power) = window(bins);
         let this = Self {
             kernels: gpu.block_kernels()?,
             shape,
@@ -95,11 +95,11 @@ impl Processor {
             window: vram(bins * 4)?,
             twiddles: vram(bins * 4)?,
             power: vram(bins * 4 * BLOCKS as usize)?,
-            unit,
+            full_scale_power,
             dc: [0.0; 2],
             samples: 0,
             frames: 0,
-            fresh: true,
+            is_new: true,
             gpu_time: Duration::ZERO,
         };
         this.window.write(0, &bytes(window))?;
@@ -107,7 +107,7 @@ impl Processor {
         Ok(this)
     }
 
-    /// Processes a block, whose first sample has number `first`, and waits for it.
+    /// Processes a block whose first sample has the number `first`, and waits for completion.
     ///
     /// # Errors
     /// When the memory does not hold a positive multiple of four samples, or the GPU fails.
@@ -115,8 +115,8 @@ impl Processor {
         self.process_all(&[(memory, first)])
     }
 
-    /// Processes blocks one after another, and waits for the last: starting and awaiting a kernel takes longer than
-    /// processing a small block. Memory that is shorter than a block holds a part of one, as returned by
+    /// Processes blocks in order, and waits once, for the last: starting a kernel and waiting for it takes longer than
+    /// processing a small block. Each element is a block or a part of one, as returned by
     /// [`DetachedBlock::parts`](crate::DetachedBlock::parts).
     ///
     /// # Errors
@@ -136,17 +136,17 @@ impl Processor {
         self.gpu_time += self.kernels.run(&jobs)?;
         self.samples += samples;
         self.frames += frames;
-        if std::mem::take(&mut self.fresh) {
-            // The offset is unknown before the first blocks.
-            self.learn_dc(&self.totals()?);
+        if std::mem::take(&mut self.is_new) {
+            // The first blocks were processed without a known offset.
+            self.update_dc(&self.totals()?);
         }
         Ok(())
     }
 
-    /// Number of samples in some memory.
+    /// Number of samples in this memory, at most a block's.
     fn samples_of(&self, memory: &Region) -> u32 {
-        let fit = memory.len() / self.shape.format.bytes() as usize;
-        u32::try_from(fit).unwrap_or(u32::MAX).min(self.shape.samples())
+        let samples = memory.len() / self.shape.format.bytes() as usize;
+        u32::try_from(samples).unwrap_or(u32::MAX).min(self.shape.samples())
     }
 
     /// Appends the kernel jobs for a block.
@@ -178,7 +178,7 @@ impl Processor {
         &self.converted
     }
 
-    /// Processing time, by the GPU's clock.
+    /// Total processing time, measured by the GPU.
     #[must_use]
     pub fn gpu_time(&self) -> Duration {
         self.gpu_time
@@ -194,34 +194,34 @@ impl Processor {
     ///
     /// # Errors
     /// When the GPU fails.
-    pub fn take(&mut self) -> Result<Sight> {
+    pub fn take(&mut self) -> Result<Measurements> {
         let totals = self.totals()?;
         let count = self.samples.max(1) as f64;
-        let mean = totals.power as f64 / count / FULL / FULL;
-        let dc = [totals.i, totals.q].map(|sum| sum as f64 / count / FULL);
+        let mean = totals.power as f64 / count / FULL_SCALE / FULL_SCALE;
+        let dc = [totals.i, totals.q].map(|sum| sum as f64 / count / FULL_SCALE);
         let wrong = self.wrong()?;
-        let sight = Sight {
+        let measurements = Measurements {
             samples: self.samples,
             level: decibels(mean),
-            peak: 2.0 * decibels(f64::from(totals.peak) / FULL),
+            peak: 2.0 * decibels(f64::from(totals.peak) / FULL_SCALE),
             dc,
             spectrum: self.spectrum()?,
             wrong: wrong.as_ref().map(|wrong| wrong.count),
             first_wrong: wrong.and_then(|wrong| wrong.first),
         };
         if self.samples > 0 {
-            self.learn_dc(&totals);
+            self.update_dc(&totals);
         }
         for rows in [&self.totals, &self.power, &self.checked] {
             rows.fill(0, rows.len(), 0)?;
         }
         (self.samples, self.frames) = (0, 0);
-        Ok(sight)
+        Ok(measurements)
     }
 
-    fn learn_dc(&mut self, totals: &Totals) {
+    fn update_dc(&mut self, totals: &Totals) {
         let count = self.samples.max(1) as f64;
-        self.dc = [totals.i, totals.q].map(|sum| (sum as f64 / count / FULL) as f32);
+        self.dc = [totals.i, totals.q].map(|sum| (sum as f64 / count / FULL_SCALE) as f32);
     }
 
     fn totals(&self) -> Result<Totals> {
@@ -254,8 +254,8 @@ impl Processor {
             }
         }
         let gain = f64::from(self.settings.gain).powi(2);
-        let scale = 1.0 / (self.unit * gain * self.frames.max(1) as f64);
-        // Bin 0 is the middle: frequencies above half the rate are negative.
+        let scale = 1.0 / (self.full_scale_power * gain * self.frames.max(1) as f64);
+        // Bin 0 goes to the middle: bins of the upper half are negative frequencies.
         let order = (bins / 2..bins).chain(0..bins / 2);
         Ok(order.map(|bin| decibels(sums[bin] * scale)).collect())
     }
@@ -268,7 +268,7 @@ struct Wrong {
 }
 
 /// The largest magnitude of a sample.
-const FULL: f64 = 32768.0;
+const FULL_SCALE: f64 = 32768.0;
 
 /// Power that is added so that silence has a finite level.
 const FLOOR: f64 = 1e-20;

@@ -1,5 +1,5 @@
-//! The self-test of a receiver: every word of every buffer has to be overwritten by samples. That everything was set up
-//! without an error shows nothing, and a word that was written nothing about its neighbours.
+//! The self-test of a receiver: every word of every buffer must be overwritten by samples. A setup without errors does
+//! not prove that writes arrive, and one written word does not prove that its neighbours were written.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,12 +10,12 @@ use onehop_radio::{BUFFERS, regs};
 use crate::rx::{Arrival, Receiver};
 use crate::{Error, Result, Watch};
 
-/// How often a buffer may arrive with missing bursts before the test fails.
+/// Rounds of the ring in which every buffer must arrive complete at least once.
 const ROUNDS: u32 = 8;
-/// Interval between calls of the watcher.
+/// Interval between calls of `watch`.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Receives until every buffer was filled completely; `limit` is the time limit for each block.
+/// Receives until every buffer was filled completely, with a time limit for each block.
 pub(crate) fn prove(receiver: &mut Receiver, limit: Duration, watch: Watch<'_>) -> Result<()> {
     let memory = receiver.ring()?;
     let bytes = u64::from(memory.shape.bytes());
@@ -26,14 +26,14 @@ pub(crate) fn prove(receiver: &mut Receiver, limit: Duration, watch: Watch<'_>) 
     receiver.start()?;
     let proved = fill(receiver, &marks, limit, watch);
     receiver.stop()?;
-    receiver.session().forget_filled()?;
+    receiver.session().discard_filled()?;
     proved
 }
 
 fn fill(receiver: &mut Receiver, marks: &Marks, limit: Duration, watch: Watch<'_>) -> Result<()> {
-    let mut whole = [false; BUFFERS as usize];
+    let mut complete = [false; BUFFERS as usize];
     for _ in 0..ROUNDS * BUFFERS {
-        let filled = whole.iter().filter(|whole| **whole).count() as u32;
+        let filled = complete.iter().filter(|complete| **complete).count() as u32;
         if filled == BUFFERS {
             return Ok(());
         }
@@ -47,15 +47,15 @@ fn fill(receiver: &mut Receiver, marks: &Marks, limit: Duration, watch: Watch<'_
             });
         };
         // The samples of a block are at the start of its buffer.
-        let there = u64::from(arrival.extents.samples()) * u64::from(receiver.ring()?.shape.format.bytes());
-        let marks = Marks { count: (there / Marks::BYTES).min(marks.count), ..*marks };
+        let present = u64::from(arrival.extents.samples()) * u64::from(receiver.ring()?.shape.format.bytes());
+        let marks = Marks { count: (present / Marks::BYTES).min(marks.count), ..*marks };
         let left = block.marks_left(&marks, limit)?;
         receiver.card().write(regs::RX_CONFIRM, 0);
         if left > 0 {
             return Err(Error::Lost {
                 what: format!(
-                    "the board says that buffer {buffer} is filled, and {left} of {} words of it were not written: the \
-                     machine drops what the board writes there",
+                    "the board reported buffer {buffer} as filled, but {left} of its {} words were not written: the machine \
+                     drops what the board writes there",
                     marks.count
                 ),
                 fix: "Put board and GPU behind one root complex or switch that forwards peer-to-peer writes, or use \
@@ -63,12 +63,12 @@ fn fill(receiver: &mut Receiver, marks: &Marks, limit: Duration, watch: Watch<'_
                     .into(),
             });
         }
-        whole[buffer as usize % whole.len()] |= arrival.is_whole();
+        complete[buffer as usize % complete.len()] |= arrival.is_complete();
     }
-    let never = whole.iter().filter(|whole| !**whole).count();
+    let incomplete = complete.iter().filter(|complete| !**complete).count();
     Err(Error::Lost {
         what: format!(
-            "bursts were missing in {never} of {BUFFERS} buffers each of {ROUNDS} times that they were filled"
+            "bursts were missing in {incomplete} of {BUFFERS} buffers each of the {ROUNDS} times they were filled"
         ),
         fix: "Lower the sample rate: the board's FIFO overflows".into(),
     })

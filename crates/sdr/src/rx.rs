@@ -11,7 +11,7 @@ use onehop_radio::event::{Extent, Extents, RxReport};
 use onehop_radio::{BUFFERS, Format, Shape, regs};
 
 use crate::memory::RingMemory;
-use crate::session::{Session, SideClaim, stop_rx};
+use crate::session::{DirectionClaim, Session, stop_rx};
 use crate::staging::Staging;
 use crate::{Card, Error, Result, SampleRoute, UnavailableRoute, Watch, proof};
 
@@ -22,8 +22,8 @@ pub struct RxOptions {
     pub shape: Shape,
     /// Use only this route.
     pub only: Option<SampleRoute>,
-    /// Time limit for each of the 32 blocks of the self-test. Without it there is no such test, and nothing proves that
-    /// the machine forwards the board's writes.
+    /// Time limit for each of the 32 blocks of the self-test; `None` to skip the test. Then nothing proves that the
+    /// machine forwards the board's writes.
     pub self_test: Option<Duration>,
 }
 
@@ -38,7 +38,7 @@ impl RxOptions {
 /// Counters since the start, in samples unless stated otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
-    /// Blocks lent out.
+    /// Blocks acquired.
     pub blocks: u64,
     /// Samples in those blocks.
     pub delivered: u64,
@@ -48,8 +48,8 @@ pub struct Counts {
     pub gaps: u64,
     /// Blocks with missing bursts.
     pub partial: u64,
-    /// Blocks whose time by the board differs from the counted time, and losses of at least as many blocks as a board can
-    /// report: sample numbers are wrong from there on.
+    /// Blocks whose time stamp differs from the sample count, and losses at the maximum that a board can report. From
+    /// the first one on, sample numbers are wrong.
     pub clock_errors: u64,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    pub(crate) fn is_whole(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.missing == 0
     }
 }
@@ -77,23 +77,23 @@ pub struct Receiver {
     why_not_better: Vec<UnavailableRoute>,
     counts: Counts,
     running: bool,
-    /// Blocks held beyond a borrow, the oldest first, and for each whether it was dropped since.
+    /// Held blocks, the oldest first; `true` for a block that was dropped in the meantime.
     held: VecDeque<bool>,
-    /// The next buffer that the board fills, and the number of its first sample.
+    /// The next buffer that the board fills, and the number of the sample that follows the last block.
     next: u32,
     position: u64,
-    claim: SideClaim,
+    claim: DirectionClaim,
 }
 
-/// A block of samples in GPU memory, valid as long as this lives. Dropping it releases it.
+/// A block of samples in GPU memory. Dropping it releases the block.
 pub struct Block<'a> {
     receiver: &'a mut Receiver,
     block: DetachedBlock,
-    /// Whether [`Receiver::release`] releases it, rather than dropping this.
+    /// Whether [`Receiver::release`] releases the block, not dropping this.
     held: bool,
 }
 
-/// A block without a lifetime: [`Receiver::release`] releases it.
+/// A block without a lifetime, released by [`Receiver::release`].
 #[derive(Clone, Debug)]
 pub struct DetachedBlock {
     /// Its samples, until it is released.
@@ -111,8 +111,8 @@ pub struct DetachedBlock {
 }
 
 impl DetachedBlock {
-    /// The numbers and places of its samples. If bursts are missing, the others follow each other from the start of the
-    /// buffer, and the rest of the buffer is stale.
+    /// The numbers and positions of its samples. If bursts are missing, the others are stored contiguously from the
+    /// start of the buffer, and the rest of the buffer is stale.
     #[must_use]
     pub fn extents(&self) -> Extents {
         self.extents.clone()
@@ -122,7 +122,7 @@ impl DetachedBlock {
     /// [`Processor::process_all`](crate::Processor::process_all).
     ///
     /// # Errors
-    /// When the memory is shorter than the extents, which that of a block never is.
+    /// Never for the memory of a block: it is not shorter than the extents.
     pub fn parts(&self) -> Result<Vec<(Region, u64)>> {
         let bytes = self.format.bytes() as usize;
         let part = |extent: Extent| {
@@ -142,8 +142,8 @@ impl Deref for Block<'_> {
 }
 
 impl Block<'_> {
-    /// Keeps the block while others are acquired, for interfaces without lifetimes. [`Receiver::release`] releases held
-    /// blocks in the order of their arrival; starting the receiver releases all.
+    /// Detaches the block from the borrow, so that more blocks can be acquired. [`Receiver::release`] releases held
+    /// blocks in the order of arrival; starting the receiver releases all.
     #[must_use]
     pub fn hold(mut self) -> DetachedBlock {
         self.held = true;
@@ -168,7 +168,7 @@ impl Drop for Block<'_> {
         let receiver = &mut self.receiver;
         match (self.held, receiver.held.is_empty()) {
             (true, _) => receiver.held.push_back(false),
-            // Buffers are released in order, so this one waits for earlier held ones.
+            // Buffers are released in order, so this one waits for held ones before it.
             (false, false) => receiver.held.push_back(true),
             (false, true) => receiver.release_buffer(),
         }
@@ -184,8 +184,8 @@ impl Receiver {
         Self::open_watched(session, gpu, options, &mut |_| true)
     }
 
-    /// Like [`Self::open`]. Several times a second, `watch` gets the number of the ring's 32 buffers that the self-test
-    /// has seen filled; it cancels by returning `false`.
+    /// Like [`Self::open`]. Several times a second, `watch` gets the number of the ring's 32 buffers filled so far in
+    /// the self-test. It cancels by returning `false`.
     ///
     /// # Errors
     /// As for [`Self::open`], and [`Error::Cancelled`].
@@ -269,10 +269,10 @@ impl Receiver {
         self.memory.as_ref().map_or([0; BUFFERS as usize], |memory| memory.ring.0)
     }
 
-    /// The GPU memory in which blocks are lent out: the ring, or the slots to which blocks are copied.
+    /// The GPU memory of all blocks: the ring, or the slots into which blocks are copied.
     ///
     /// # Errors
-    /// When the board failed to stop and keeps its ring.
+    /// When the board failed to stop.
     pub fn buffers(&self) -> Result<Vec<Region>> {
         match &self.staging {
             Some(staging) => staging.slots(),
@@ -309,13 +309,13 @@ impl Receiver {
     /// Starts the flow of samples, from sample 0 on.
     ///
     /// # Errors
-    /// When the board is gone, or does not stop its former activity.
+    /// When the board is gone, or does not stop.
     pub fn start(&mut self) -> Result<()> {
         self.halt()?;
         if let Some(staging) = &mut self.staging {
             staging.clear()?;
         }
-        self.session().forget_filled()?;
+        self.session().discard_filled()?;
         (self.counts, self.next, self.position) = (Counts::default(), 0, 0);
         self.held.clear();
         let (card, memory) = (self.card(), self.ring()?);
@@ -341,10 +341,10 @@ impl Receiver {
         Ok(())
     }
 
-    /// Stops the flow. Blocks that have already arrived can still be acquired.
+    /// Stops the flow of samples. Blocks that have already arrived can still be acquired.
     ///
     /// # Errors
-    /// When the board is gone, or does not stop; it then keeps its memory.
+    /// When the board is gone, or does not stop; its memory then stays allocated.
     pub fn stop(&mut self) -> Result<()> {
         if !self.running {
             return Ok(());
@@ -363,14 +363,14 @@ impl Receiver {
         self.running = false;
         let stopped = stop_rx(self.card());
         if let Err(error) = stopped {
-            // The board may still write there: the memory must not be reused.
+            // The board may still write to the memory, so it must not be reused.
             std::mem::forget(self.memory.take());
             return Err(error);
         }
         Ok(())
     }
 
-    /// The next block, if it arrives in time; after a stop, the next one left.
+    /// The next block, if it arrives within `limit`; after a stop, the next block that had arrived.
     ///
     /// # Errors
     /// When the board is gone or reports something impossible, or the GPU fails.
@@ -412,31 +412,31 @@ impl Receiver {
         Ok(Some((handle, block, Arrival { first, lost, missing, extents, clock_error })))
     }
 
-    /// The next block that has arrived and was copied.
+    /// The next block that has arrived and been copied to GPU memory.
     fn copied(&mut self, deadline: Deadline) -> Result<Option<(u32, Region, Arrival)>> {
         loop {
-            let has_room = self.staging.as_ref().is_some_and(Staging::has_room);
+            let has_free_slot = self.staging.as_ref().is_some_and(Staging::has_free_slot);
             let is_idle = self.staging.as_ref().is_none_or(Staging::is_empty);
-            // Arrived blocks are copied at once. Only an idle caller waits for more.
-            let patience = if is_idle { deadline } else { Deadline::after(Duration::ZERO) };
-            let came = if has_room { self.arrival(patience)? } else { None };
-            let from = match &came {
+            // Blocks that have arrived are copied at once. Wait for more only if no copy is in flight.
+            let deadline = if is_idle { deadline } else { Deadline::after(Duration::ZERO) };
+            let arrived = if has_free_slot { self.arrival(deadline)? } else { None };
+            let from = match &arrived {
                 Some((buffer, ..)) => self.ring()?.range(*buffer).start,
                 None => 0,
             };
             let Some(staging) = &mut self.staging else { return Ok(None) };
-            let begun = came.is_some();
-            if let Some((.., arrival)) = came {
+            let has_begun = arrived.is_some();
+            if let Some((.., arrival)) = arrived {
                 staging.begin(from, arrival)?;
             }
-            if !begun {
+            if !has_begun {
                 staging.wait_oldest()?;
             }
-            let (ended, found) = (staging.ended()?, if begun { None } else { staging.take()? });
-            for _ in 0..ended {
+            let (completed, found) = (staging.completed()?, if has_begun { None } else { staging.pop()? });
+            for _ in 0..completed {
                 self.card().write(regs::RX_CONFIRM, 0);
             }
-            if found.is_some() || !begun {
+            if found.is_some() || !has_begun {
                 return Ok(found);
             }
         }
@@ -445,7 +445,7 @@ impl Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        // `halt` leaves the memory of a board that does not stop allocated.
+        // If the board does not stop, `halt` leaks the memory.
         if self.memory.is_some() && self.halt().is_ok() {
             self.card().write(regs::RX_BASE + regs::RX_LIMIT_Z, 0);
             for buffer in 0..BUFFERS {

@@ -1,4 +1,4 @@
-//! A board with its event page, which reports filled and played buffers.
+//! A board and its event page, on which it reports filled and played buffers.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,48 +11,48 @@ use onehop_radio::{BUFFERS, Broken, regs};
 
 use crate::{Card, Error, Result};
 
-/// Poll interval in case an interrupt is lost.
+/// Maximum wait for an interrupt, in case one is lost.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The event page, and events that were read but not yet consumed.
 struct Page {
     memory: HostMem,
-    /// Events read, over two laps.
+    /// Number of events read, modulo twice the entries of the page.
     read: u32,
     filled: VecDeque<RxReport>,
     played: u64,
-    /// Whether a thread waits for the interrupt, and wakes the others.
-    awaited: bool,
+    /// Whether a thread waits for the interrupt. It wakes the others.
+    has_waiter: bool,
 }
 
-/// A board that reports events. At most one per board.
+/// An open board that reports events. There is at most one session per board.
 pub struct Session {
     pub(crate) card: Card,
     page: Mutex<Page>,
-    news: Condvar,
+    events: Condvar,
     has_rx: AtomicBool,
     has_tx: AtomicBool,
-    // Dropped after everything that may still write there.
+    // Dropped last: the board may write to the page until it has stopped.
     mapped: Option<Mapped>,
 }
 
-/// The board's receiver or transmitter, of which it has at most one each; dropping this frees it.
-pub(crate) struct SideClaim(Arc<Session>, bool);
+/// Exclusive use of the board's receiver or transmitter, until this is dropped.
+pub(crate) struct DirectionClaim(Arc<Session>, bool);
 
-impl SideClaim {
+impl DirectionClaim {
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.0
     }
 }
 
-impl Drop for SideClaim {
+impl Drop for DirectionClaim {
     fn drop(&mut self) {
         self.0.flag(self.1).store(false, Ordering::SeqCst);
     }
 }
 
 impl Session {
-    /// Sets up the board's event page. Ends its former activity.
+    /// Stops the board and sets up its event page.
     ///
     /// # Errors
     /// When the board is gone or does not stop, or has no 32-bit address for host memory.
@@ -73,9 +73,9 @@ impl Session {
             card.write(regs::ROUTE, regs::route(what, 0));
         }
         let filled = VecDeque::new();
-        let page = Mutex::new(Page { memory, read: 0, filled, played: 0, awaited: false });
-        let (news, has_rx, has_tx) = Default::default();
-        Ok(Arc::new(Self { card, page, news, has_rx, has_tx, mapped: Some(mapped) }))
+        let page = Mutex::new(Page { memory, read: 0, filled, played: 0, has_waiter: false });
+        let (events, has_rx, has_tx) = Default::default();
+        Ok(Arc::new(Self { card, page, events, has_rx, has_tx, mapped: Some(mapped) }))
     }
 
     /// The board.
@@ -88,22 +88,22 @@ impl Session {
         if rx { &self.has_rx } else { &self.has_tx }
     }
 
-    pub(crate) fn claim(self: &Arc<Self>, rx: bool) -> Result<SideClaim> {
+    pub(crate) fn claim(self: &Arc<Self>, rx: bool) -> Result<DirectionClaim> {
         if self.flag(rx).swap(true, Ordering::SeqCst) {
             let what = if rx { "receiver" } else { "transmitter" };
             return Err(Error::Busy { board: self.card.name.clone(), what });
         }
-        Ok(SideClaim(self.clone(), rx))
+        Ok(DirectionClaim(self.clone(), rx))
     }
 
     fn page(&self) -> MutexGuard<'_, Page> {
         self.page.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads new events from the page. The board is not trusted, so what it may report is bounded.
-    fn look(&self) -> Result<MutexGuard<'_, Page>> {
+    /// Reads new events from the page. The board is not trusted, so the number of events is bounded.
+    fn read_events(&self) -> Result<MutexGuard<'_, Page>> {
         let mut page = self.page();
-        // A page that never runs out of new events is a defect, not speed.
+        // Bounded: only a defective board always has more events.
         for _ in 0..event::ENTRIES {
             let at = (page.read % event::ENTRIES) as usize * event::ENTRY_BYTES;
             let first = page.memory.word(at)?.load(Ordering::Acquire);
@@ -118,10 +118,10 @@ impl Session {
             if page.read.is_multiple_of(event::ACK_EVERY) {
                 self.card.write(regs::NOTIFY_ACK, regs::ack(0, page.read));
             }
-            page.take(EventEntry(words));
+            page.record(EventEntry(words));
             if page.filled.len() > BUFFERS as usize {
                 let what = format!("more than {BUFFERS} buffers are filled without being released");
-                return Err(Error::Confused { board: self.card.name.clone(), what });
+                return Err(Error::ImpossibleReport { board: self.card.name.clone(), what });
             }
         }
         Ok(page)
@@ -137,8 +137,8 @@ impl Session {
         self.wait(deadline, |page| (page.played >= least).then_some(page.played))
     }
 
-    /// Waits until the board has filled a buffer that the receiver has not acquired; returns whether it has. It lets
-    /// threads wait without exclusive access to the receiver.
+    /// Waits until the board has filled a buffer that the receiver has not acquired; returns whether it has. Unlike
+    /// [`Receiver::acquire`](crate::Receiver::acquire), this needs no exclusive access to the receiver.
     ///
     /// # Errors
     /// When the board is gone or reports something impossible.
@@ -147,10 +147,14 @@ impl Session {
         Ok(filled.is_some())
     }
 
-    fn wait<T>(&self, deadline: Deadline, mut what: impl FnMut(&mut Page) -> Option<T>) -> Result<Option<T>> {
+    fn wait<T>(
+        &self,
+        deadline: Deadline,
+        mut condition: impl FnMut(&mut Page) -> Option<T>,
+    ) -> Result<Option<T>> {
         loop {
-            let mut page = self.look()?;
-            if let Some(found) = what(&mut page) {
+            let mut page = self.read_events()?;
+            if let Some(found) = condition(&mut page) {
                 return Ok(Some(found));
             }
             if deadline.passed() {
@@ -162,35 +166,35 @@ impl Session {
         }
     }
 
-    /// Sleeps until there may be new events. The board has one interrupt for both directions, which wakes one thread:
-    /// so one thread waits for it and wakes the others.
+    /// Sleeps until there may be new events. The board has one interrupt for both directions, and it wakes only one
+    /// thread. So one thread waits for it and wakes the others.
     fn sleep(&self, mut page: MutexGuard<'_, Page>, limit: Duration) {
-        if page.awaited {
-            drop(self.news.wait_timeout(page, limit));
+        if page.has_waiter {
+            drop(self.events.wait_timeout(page, limit));
             return;
         }
-        page.awaited = true;
+        page.has_waiter = true;
         drop(page);
         self.card.interrupt.wait(limit);
-        self.page().awaited = false;
-        self.news.notify_all();
+        self.page().has_waiter = false;
+        self.events.notify_all();
     }
 
-    /// Discards reports of buffers that were not consumed.
-    pub(crate) fn forget_filled(&self) -> Result<()> {
-        self.look()?.filled.clear();
+    /// Discards reports of filled buffers.
+    pub(crate) fn discard_filled(&self) -> Result<()> {
+        self.read_events()?.filled.clear();
         Ok(())
     }
 
-    /// Restarts the count of played buffers at zero.
-    pub(crate) fn forget_played(&self) -> Result<()> {
-        self.look()?.played = 0;
+    /// Resets the count of played buffers.
+    pub(crate) fn reset_played(&self) -> Result<()> {
+        self.read_events()?.played = 0;
         Ok(())
     }
 }
 
 impl Page {
-    fn take(&mut self, entry: EventEntry) {
+    fn record(&mut self, entry: EventEntry) {
         match entry.event() {
             event::RX => self.filled.push_back(RxReport::from_data(entry.data())),
             event::TX => self.played += 1,
@@ -208,39 +212,39 @@ impl Drop for Session {
         self.card.write(regs::NOTIFY_PAGE, 0);
         let stopped = stop_rx(&self.card).and_then(|()| stop_tx(&self.card));
         if stopped.is_err() {
-            // A board that does not stop keeps its page.
+            // The board may still write to the page, so it stays allocated.
             std::mem::forget((self.mapped.take(), self.page().memory.clone()));
         }
     }
 }
 
 /// Time limit for a board to finish a transfer.
-const STOP: Duration = Duration::from_secs(2);
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Stops the receiver; no transfer is in flight afterwards.
 pub(crate) fn stop_rx(card: &Card) -> Result<()> {
     card.write(regs::RX_CONTROL, 0);
     card.front(regs::front::ORDER, regs::front::STOP);
-    settle(card, || !regs::RxStatus(card.read(regs::RX_STATUS)).active())
+    wait_until(card, || !regs::RxStatus(card.read(regs::RX_STATUS)).active())
 }
 
 /// Stops the transmitter; no transfer is in flight afterwards.
 pub(crate) fn stop_tx(card: &Card) -> Result<()> {
     card.write(regs::TX_CONTROL, 0);
-    settle(card, || card.read(regs::TX_STATUS) & regs::TX_BUSY == 0)
+    wait_until(card, || card.read(regs::TX_STATUS) & regs::TX_BUSY == 0)
 }
 
-fn settle(card: &Card, mut is_over: impl FnMut() -> bool) -> Result<()> {
-    let deadline = Deadline::after(STOP);
+fn wait_until(card: &Card, mut is_idle: impl FnMut() -> bool) -> Result<()> {
+    let deadline = Deadline::after(STOP_TIMEOUT);
     loop {
         if regs::RxStatus(card.read(regs::RX_STATUS)).gone() {
             return Err(Error::Gone { board: card.name.clone() });
         }
-        if is_over() {
+        if is_idle() {
             return Ok(());
         }
         if deadline.passed() {
-            return Err(Error::DoesNotStop { board: card.name.clone(), waited: STOP });
+            return Err(Error::DoesNotStop { board: card.name.clone(), waited: STOP_TIMEOUT });
         }
         std::thread::yield_now();
     }

@@ -1,4 +1,4 @@
-//! Copies of blocks from a ring in host memory to GPU memory, while more are received.
+//! Copies blocks from a ring in host memory to slots in GPU memory, while more are received.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use onehop_gpu::{Copier, Gpu, Mark, Region, Rows};
 use crate::Result;
 use crate::memory::RingMemory;
 
-/// Slots in GPU memory: enough to keep copies in flight while a block is processed.
+/// Number of slots: enough to keep copies in flight while a block is processed.
 const SLOTS: u32 = 8;
 
 /// Copies in flight, the oldest first.
@@ -21,7 +21,7 @@ pub(crate) struct Staging<T> {
     /// Copies begun and slots released since the start.
     begun: u32,
     released: u32,
-    /// Copies at the front of `in_flight` whose ring buffer has been released to the board.
+    /// Completed copies at the front of `in_flight`, whose ring buffers were released to the board.
     copied: usize,
 }
 
@@ -42,7 +42,7 @@ impl<T> Staging<T> {
     }
 
     /// Whether a slot is free.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_free_slot(&self) -> bool {
         self.begun.wrapping_sub(self.released) < SLOTS
     }
 
@@ -60,20 +60,20 @@ impl<T> Staging<T> {
         Ok(())
     }
 
-    /// How many copies have ended since the last call: their ring buffers are free.
-    pub(crate) fn ended(&mut self) -> Result<u32> {
-        let mut ended = 0;
+    /// How many copies have completed since the last call. Their ring buffers are free.
+    pub(crate) fn completed(&mut self) -> Result<u32> {
+        let mut completed = 0;
         while let Some((mark, _)) = self.in_flight.get(self.copied) {
             if !self.copier.is_over(*mark)? {
                 break;
             }
             self.copied += 1;
-            ended += 1;
+            completed += 1;
         }
-        Ok(ended)
+        Ok(completed)
     }
 
-    /// Waits until the oldest copy has ended.
+    /// Waits until the oldest copy has completed.
     pub(crate) fn wait_oldest(&mut self) -> Result<()> {
         if let Some((mark, _)) = self.in_flight.front() {
             self.copier.wait(*mark)?;
@@ -81,8 +81,8 @@ impl<T> Staging<T> {
         Ok(())
     }
 
-    /// The oldest block in GPU memory, if its copy has ended.
-    pub(crate) fn take(&mut self) -> Result<Option<(u32, Region, T)>> {
+    /// Removes the oldest block from the queue, if its copy has completed.
+    pub(crate) fn pop(&mut self) -> Result<Option<(u32, Region, T)>> {
         if self.copied == 0 {
             return Ok(None);
         }
@@ -102,12 +102,12 @@ impl<T> Staging<T> {
         (0..SLOTS).map(|slot| self.slot(slot)).collect()
     }
 
-    /// Releases the slot of the oldest block that was taken.
+    /// Releases the slot of the oldest popped block.
     pub(crate) fn release(&mut self) {
         self.released = self.released.wrapping_add(1);
     }
 
-    /// Waits for all copies, and frees every slot, including those of taken blocks.
+    /// Waits for all copies, and frees every slot, including those of popped blocks.
     pub(crate) fn clear(&mut self) -> Result<()> {
         while !self.in_flight.is_empty() {
             self.wait_oldest()?;

@@ -1,5 +1,5 @@
-//! Transmitting. The board reads the buffers, and far fewer machines forward a device's reads of GPU memory than its
-//! writes. GPU memory is only used if the board's loopback proves that reads work.
+//! Transmitting. The board reads the buffers. Far fewer machines forward a device's reads of GPU memory than its
+//! writes, so GPU memory is used only if the board's loopback proves that reads work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use onehop_radio::{BUFFERS, Format, Shape, regs};
 
 use crate::memory::RingMemory;
 use crate::rx::{Receiver, RxOptions};
-use crate::session::{Session, SideClaim, stop_tx};
+use crate::session::{DirectionClaim, Session, stop_tx};
 use crate::{Card, Error, Result, SampleRoute, UnavailableRoute};
 
 /// How to transmit.
@@ -30,7 +30,7 @@ pub struct Transmitter {
     route: SampleRoute,
     why_not_better: Vec<UnavailableRoute>,
     posted: u64,
-    claim: SideClaim,
+    claim: DirectionClaim,
 }
 
 /// A free buffer that a GPU kernel may fill; [`TxBlock::submit`] queues it.
@@ -46,15 +46,15 @@ impl TxBlock<'_> {
         &self.memory
     }
 
-    /// Queues its first `samples` samples, to be played at a time of the sample clock or at once. All writes to it must
-    /// have ended, including those of kernels.
+    /// Queues its first `samples` samples, to be played at `time` of the sample clock, or at once. All writes to the
+    /// buffer must have completed, including those of kernels.
     ///
     /// # Errors
     /// When `samples` is zero, or exceeds the buffer.
     pub fn submit(self, samples: u32, time: Option<u64>) -> Result<()> {
-        let most = (self.memory.len() / 4) as u32;
-        if samples == 0 || samples > most {
-            let why = format!("a buffer holds 1 to {most} samples");
+        let capacity = (self.memory.len() / 4) as u32;
+        if samples == 0 || samples > capacity {
+            let why = format!("a buffer holds 1 to {capacity} samples");
             return Err(Error::NotPossible { what: "transmitting a block", why });
         }
         let card = self.transmitter.card();
@@ -67,8 +67,8 @@ impl TxBlock<'_> {
 }
 
 impl Transmitter {
-    /// Opens the best route that works, or the requested one. The proof that the board reads GPU memory needs its
-    /// receiver, so it must be free.
+    /// Opens the best route that works, or the requested one. The test of reads of GPU memory uses the board's
+    /// receiver, which must be free.
     ///
     /// # Errors
     /// When no route works, with the reason for each.
@@ -142,7 +142,7 @@ impl Transmitter {
         self.posted
     }
 
-    /// Number of buffers that came too late for their time.
+    /// Number of buffers that were submitted too late for their time.
     #[must_use]
     pub fn late(&self) -> u32 {
         self.card().read(regs::TX_LATE) >> 16
@@ -150,7 +150,7 @@ impl Transmitter {
 
     fn start(&mut self) -> Result<()> {
         self.halt()?;
-        self.claim.session().forget_played()?;
+        self.claim.session().reset_played()?;
         self.posted = 0;
         let (card, memory) = (self.card(), self.ring()?);
         memory.program(card, regs::TX_BASE);
@@ -162,7 +162,7 @@ impl Transmitter {
 
     fn halt(&mut self) -> Result<()> {
         if let Err(error) = stop_tx(self.card()) {
-            // The board may still read there: the memory must not be reused.
+            // The board may still read the memory, so it must not be reused.
             std::mem::forget(self.memory.take());
             return Err(error);
         }
@@ -186,12 +186,12 @@ impl Transmitter {
         let played = self.claim.session().played(least, Deadline::after(limit))?;
         if played.is_some_and(|played| played > self.posted) {
             let what = "more buffers were played than submitted".to_owned();
-            return Err(Error::Confused { board: self.card().name.clone(), what });
+            return Err(Error::ImpossibleReport { board: self.card().name.clone(), what });
         }
         Ok(played)
     }
 
-    /// Whether all submitted buffers were played, each at most `limit` after the one before.
+    /// Waits until all submitted buffers are played, up to `limit` for each; returns whether they were.
     ///
     /// # Errors
     /// As for [`Self::acquire`].
@@ -205,7 +205,7 @@ impl Transmitter {
         Ok(played.is_some())
     }
 
-    /// Proves that the board reads what its buffers contain. The board is stopped afterwards.
+    /// Tests through the loopback that the board reads the contents of its buffers, and stops it.
     pub(crate) fn prove(&mut self, gpu: &Arc<dyn Gpu>, limit: Duration) -> Result<()> {
         if !self.card().profile.loopback {
             return Err(Error::Lost {
@@ -218,7 +218,7 @@ impl Transmitter {
         let shape = Shape::of_bytes(Format::Ci16, &limits, self.bytes())?;
         let options = RxOptions { shape, only: Some(SampleRoute::Pinned), self_test: None };
         let mut receiver = Receiver::open(&session, gpu, &options).map_err(|error| match error {
-            // Transmitting is possible without this proof, only not from GPU memory.
+            // Transmitting from host memory needs no such test.
             Error::Busy { .. } => Error::Lost {
                 what: "the board's receiver is in use, so its loopback cannot prove that it reads GPU memory"
                     .into(),
@@ -228,24 +228,24 @@ impl Transmitter {
         })?;
         self.start()?;
         session.card().write(regs::LOOPBACK, 1);
-        let proved = self.echo(&mut receiver, shape, limit);
+        let proved = self.compare_echo(&mut receiver, shape, limit);
         session.card().write(regs::LOOPBACK, 0);
         receiver.stop()?;
         self.halt()?;
         proved
     }
 
-    fn echo(&mut self, receiver: &mut Receiver, shape: Shape, limit: Duration) -> Result<()> {
+    fn compare_echo(&mut self, receiver: &mut Receiver, shape: Shape, limit: Duration) -> Result<()> {
         let route = self.route;
         receiver.start()?;
         for round in 0..BUFFERS {
             let pattern: Vec<u8> = (0..shape.samples())
                 .flat_map(|n| (n.wrapping_add(round << 20)).wrapping_mul(0x9e37_79b9).to_le_bytes())
                 .collect();
-            let block = self.acquire(limit)?.ok_or_else(|| unread(round, route))?;
+            let block = self.acquire(limit)?.ok_or_else(|| no_echo(round, route))?;
             block.memory().write(0, &pattern)?;
             block.submit(shape.samples(), None)?;
-            let back = receiver.acquire(limit)?.ok_or_else(|| unread(round, route))?;
+            let back = receiver.acquire(limit)?.ok_or_else(|| no_echo(round, route))?;
             let mut got = vec![0; pattern.len()];
             back.memory().read(0, &mut got)?;
             if got != pattern {
@@ -255,7 +255,7 @@ impl Transmitter {
                         "the board read {wrong} of {} bytes of buffer {round} incorrectly",
                         pattern.len()
                     ),
-                    fix: fix_reads(route).into(),
+                    fix: reads_fix(route).into(),
                 });
             }
         }
@@ -263,13 +263,13 @@ impl Transmitter {
     }
 }
 
-fn unread(round: u32, route: SampleRoute) -> Error {
+fn no_echo(round: u32, route: SampleRoute) -> Error {
     let what = format!("the samples of buffer {round} did not come back");
-    Error::Lost { what, fix: fix_reads(route).into() }
+    Error::Lost { what, fix: reads_fix(route).into() }
 }
 
-/// How to fix it if the board does not read what its buffers contain.
-fn fix_reads(route: SampleRoute) -> &'static str {
+/// The fix for a board that does not read the contents of its buffers.
+fn reads_fix(route: SampleRoute) -> &'static str {
     match route {
         SampleRoute::Direct => {
             "The machine does not forward the board's reads of GPU memory (few do): use cpu/pinned"

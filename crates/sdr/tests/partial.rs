@@ -9,17 +9,17 @@ use common::{LONG, bench};
 use onehop_radio::Format;
 use onehop_sdr::{Error, Processor, RxOptions, SampleRoute, Settings};
 
-/// At every position in a block of four bursts; each in one block of five.
-const MOMENTS: [&str; 7] = ["0", "1", "3", "0-1", "1-2", "0+2", "1-3"];
+/// Missing bursts at every position in a block of four.
+const MISSING_BURSTS: [&str; 7] = ["0", "1", "3", "0-1", "1-2", "0+2", "1-3"];
 
 #[test]
-fn what_is_there_has_its_numbers_and_what_is_missing_is_counted() {
+fn present_samples_are_numbered_and_missing_ones_counted() {
     for (route, format) in [
         (SampleRoute::Direct, Format::Ci16),
         (SampleRoute::Pinned, Format::Ci16),
         (SampleRoute::Pinned, Format::Ci12),
     ] {
-        for missing in MOMENTS {
+        for missing in MISSING_BURSTS {
             let bench = bench(&format!("usdr?signal=counter&rate=40M&missing={missing}@n=5"));
             if route == SampleRoute::Direct && !bench.gpu.simulated() {
                 continue;
@@ -27,7 +27,7 @@ fn what_is_there_has_its_numbers_and_what_is_missing_is_counted() {
             let shape = bench.shape(format, 32768 * format.bytes());
             assert_eq!(shape.bursts, 4);
             let options = RxOptions { only: Some(route), ..RxOptions::new(shape) };
-            // The self-test repeats until every part of every buffer was written.
+            // The self-test repeats until every burst of every buffer was written.
             let mut receiver = bench.receiver(&options).unwrap();
             let before = bench.board.stats();
             receiver.start().unwrap();
@@ -59,14 +59,14 @@ fn what_is_there_has_its_numbers_and_what_is_missing_is_counted() {
             let lost = (after.lost_blocks - before.lost_blocks) * samples;
             assert_eq!(counts.lost, lost + after.missing_samples - before.missing_samples);
             drop(receiver);
-            bench.is_clean();
+            bench.assert_no_violations();
         }
     }
 }
 
 #[test]
-fn the_gpu_works_on_what_is_there() {
-    for missing in MOMENTS {
+fn only_present_samples_are_processed() {
+    for missing in MISSING_BURSTS {
         let bench = bench(&format!("usdr?signal=counter&rate=20M&missing={missing}@n=3"));
         let shape = bench.shape(Format::Ci16, 128 << 10);
         let mut receiver = bench.receiver(&RxOptions::new(shape)).unwrap();
@@ -80,19 +80,23 @@ fn the_gpu_works_on_what_is_there() {
             processor.process_all(&parts).unwrap();
             receiver.release();
         }
-        let sight = processor.take().unwrap();
-        assert_eq!((sight.wrong, sight.samples), (Some(0), receiver.counts().delivered), "without {missing}");
+        let measurements = processor.take().unwrap();
+        assert_eq!(
+            (measurements.wrong, measurements.samples),
+            (Some(0), receiver.counts().delivered),
+            "without {missing}"
+        );
         assert!(receiver.counts().partial >= 2);
     }
 }
 
 #[test]
-fn a_ring_that_never_comes_whole_is_refused() {
+fn a_ring_with_always_missing_bursts_is_refused() {
     let bench = bench("usdr?rate=40M&missing=2");
     let options = RxOptions::new(bench.shape(Format::Ci16, 128 << 10));
     let Err(Error::NoRoute(list)) = bench.receiver(&options) else {
-        panic!("half of the ring was never proven to work")
+        panic!("the ring was never filled completely")
     };
     assert!(list.iter().any(|no| no.reason.contains("bursts were missing in 32 of 32")), "{list:?}");
-    bench.is_clean();
+    bench.assert_no_violations();
 }

@@ -1,4 +1,4 @@
-//! The kernels against a CPU computation in `f64`, on the emulated GPU or a real one.
+//! Compares the kernels with a CPU computation in `f64`, on the emulated GPU or a real one.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -11,7 +11,7 @@ use onehop_gpu::Place;
 use onehop_radio::{BoardLimits, Format, Sample, Shape};
 use onehop_sdr::{Processor, RxOptions, Settings};
 
-/// Samples of a small generator with all bit patterns.
+/// Pseudo-random samples with all bit patterns.
 fn samples(format: Format, count: u32) -> Vec<Sample> {
     let mut state = 0x1234_5678_9abc_def0u64;
     let mut next = || {
@@ -50,7 +50,7 @@ fn reference(samples: &[Sample], bins: usize, dc: [f64; 2]) -> Vec<f64> {
 }
 
 #[test]
-fn kernels_do_what_the_definition_says() {
+fn kernels_match_the_reference() {
     let gpu = gpu();
     for (format, log) in [(Format::Ci16, 6), (Format::Ci12, 8), (Format::Ci16, 10)] {
         let shape = Shape { format, burst_samples: 4096, bursts: 1 };
@@ -71,21 +71,21 @@ fn kernels_do_what_the_definition_says() {
                 "{sample:?}"
             );
         }
-        let sight = processor.take().unwrap();
+        let measurements = processor.take().unwrap();
         let power: f64 = samples.iter().map(|s| f64::from(s.i).powi(2) + f64::from(s.q).powi(2)).sum();
         let level = 10.0 * (power / samples.len() as f64 / 32768f64.powi(2)).log10();
-        assert!((sight.level - level).abs() < 1e-9, "{} {level}", sight.level);
+        assert!((measurements.level - level).abs() < 1e-9, "{} {level}", measurements.level);
         let mean = samples.iter().map(|s| f64::from(s.i)).sum::<f64>() / samples.len() as f64 / 32768.0;
-        assert!((sight.dc[0] - mean).abs() < 1e-12);
-        assert_eq!(sight.samples, u64::from(shape.samples()));
+        assert!((measurements.dc[0] - mean).abs() < 1e-12);
+        assert_eq!(measurements.samples, u64::from(shape.samples()));
         let expected = reference(&samples, 1 << log, [0.0; 2]);
-        for (bin, (got, want)) in sight.spectrum.iter().zip(&expected).enumerate() {
+        for (bin, (got, want)) in measurements.spectrum.iter().zip(&expected).enumerate() {
             assert!((got - want).abs() < 0.01, "{format} 2^{log}: bin {bin} is {got}, should be {want}");
         }
-        // The second call of `take` is unaffected by the first.
+        // `take` resets the totals.
         processor.process(&memory, 0).unwrap();
         let again = processor.take().unwrap();
-        assert!((again.level - level).abs() < 1e-9 && again.samples == sight.samples);
+        assert!((again.level - level).abs() < 1e-9 && again.samples == measurements.samples);
     }
 }
 
@@ -104,11 +104,11 @@ fn dc_is_removed() {
     processor.process(&memory, 0).unwrap();
     let first = processor.take().unwrap();
     assert!((first.dc[0] - 0.1).abs() < 1e-3 && (first.dc[1] + 0.2).abs() < 1e-3, "{:?}", first.dc);
-    assert!(first.spectrum[128] > -20.0, "the first block has nothing to go by");
+    assert!(first.spectrum[128] > -20.0, "the offset is unknown in the first block");
     processor.process(&memory, 0).unwrap();
     let second = processor.take().unwrap();
     assert!(second.spectrum[128] < -60.0, "{}", second.spectrum[128]);
-    // Without samples, there is nothing to learn and nothing to forget.
+    // A call of `take` without samples keeps the known offset.
     assert_eq!(processor.take().unwrap().samples, 0);
     processor.process(&memory, 0).unwrap();
     let third = processor.take().unwrap();
@@ -118,7 +118,7 @@ fn dc_is_removed() {
 }
 
 #[test]
-fn a_sample_that_is_not_the_right_one_is_found() {
+fn a_wrong_sample_is_found() {
     for format in Format::ALL {
         let bench = bench("usdr?signal=counter&rate=50M");
         let shape = bench.shape(format, 24 << 10);
@@ -139,7 +139,10 @@ fn a_sample_that_is_not_the_right_one_is_found() {
         processor.process(block.memory(), block.first).unwrap();
         let expected = (block.first as u32 + 1001) & format.mask();
         drop(block);
-        let sight = processor.take().unwrap();
-        assert_eq!((sight.wrong, sight.first_wrong), (Some(1), Some((expected, expected ^ 0x40))));
+        let measurements = processor.take().unwrap();
+        assert_eq!(
+            (measurements.wrong, measurements.first_wrong),
+            (Some(1), Some((expected, expected ^ 0x40)))
+        );
     }
 }

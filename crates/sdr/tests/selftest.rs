@@ -12,7 +12,7 @@ fn run(bench: &Bench, counter: bool) -> Vec<Step> {
     let test = SelfTest { shape: bench.shape(Format::Ci16, 8192), counter, limit: LONG };
     let steps = self_test(&bench.session, &bench.gpu, &test, &mut |_| true).unwrap();
     assert!(steps.iter().all(|step| step.passed != Some(false) || !step.fix.is_empty()), "{steps:#?}");
-    bench.is_clean();
+    bench.assert_no_violations();
     steps
 }
 
@@ -43,25 +43,25 @@ fn good_and_bad_machines_are_distinguished() {
 }
 
 #[test]
-fn untested_does_not_pass() {
-    for (options, untried) in [
-        // A clock that waits for software loses nothing.
+fn untested_steps_do_not_pass() {
+    for (options, untested) in [
+        // A board that waits for software loses nothing.
         ("usdr?rate=20M&signal=counter&patient=1", &["overflow"][..]),
         ("usdr?rate=20M&signal=counter&time=0", &["clock"]),
         ("usdr?rate=20M", &["samples"]),
-        // Neither clock nor counter shows whether all losses were reported.
+        // Without clock and counter, unreported losses go unnoticed.
         ("usdr?rate=20M&time=0", &["clock", "samples", "overflow"]),
     ] {
         let bench = bench(options);
         let steps = run(&bench, options.contains("counter"));
         let failing = names(&steps, Some(false));
         assert!(failing.is_empty() || !bench.gpu.simulated(), "{options}: {steps:#?}");
-        assert_eq!(names(&steps, None), untried, "{options}: {steps:#?}");
+        assert_eq!(names(&steps, None), untested, "{options}: {steps:#?}");
     }
 }
 
 #[test]
-fn without_a_loopback_nothing_shows_what_was_transmitted() {
+fn without_a_loopback_transmission_is_unverified() {
     let bench = bench_with("usdr?rate=20M&signal=counter", |profile| Profile { loopback: false, ..profile });
     let steps = run(&bench, true);
     if bench.gpu.simulated() {
@@ -71,8 +71,8 @@ fn without_a_loopback_nothing_shows_what_was_transmitted() {
 }
 
 #[test]
-fn a_clock_that_does_not_agree_fails() {
-    // The board reports no time, but its profile says that it does.
+fn a_wrong_clock_fails() {
+    // The profile claims a time stamp that the board does not report.
     let bench = bench_with("usdr?rate=20M&signal=counter&time=0", |profile| Profile {
         reports_time: true,
         ..profile
@@ -83,7 +83,7 @@ fn a_clock_that_does_not_agree_fails() {
 }
 
 #[test]
-fn losses_that_are_not_reported_fail() {
+fn unreported_losses_fail() {
     for options in ["usdr?rate=20M&untold=1&signal=counter&time=0", "usdr?rate=20M&untold=1"] {
         let bench = bench(options);
         let steps = run(&bench, options.contains("counter"));
@@ -92,7 +92,7 @@ fn losses_that_are_not_reported_fail() {
 }
 
 #[test]
-fn the_watcher_can_cancel_it() {
+fn watch_can_cancel() {
     let bench = bench("usdr?rate=20M");
     let shape = bench.shape(Format::Ci16, 8192);
     for asked in [0, 3, 40] {
@@ -114,9 +114,9 @@ fn the_watcher_can_cancel_it() {
     let opened = onehop_sdr::Receiver::open_watched(&bench.session, &bench.gpu, &options, &mut watch);
     assert!(matches!(opened.map(|_| ()), Err(Error::Cancelled)));
     assert_eq!(most, 5);
-    // Everything was released.
+    // The board is free again.
     assert!(bench.receiver(&options).is_ok());
     let options = TxOptions { bytes: 8192, only: Some(SampleRoute::Pinned), self_test: LONG };
     assert!(Transmitter::open(&bench.session, &bench.gpu, &options).is_ok());
-    bench.is_clean();
+    bench.assert_no_violations();
 }

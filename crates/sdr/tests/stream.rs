@@ -1,5 +1,5 @@
-//! Streams from and to the simulated board: every sample is delivered once or reported as lost, on every route, and
-//! unsuitable machines are reported as such.
+//! Streams from and to the simulated board: on every route, each sample is delivered once or reported as lost. Machines
+//! without a working route are reported.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -38,7 +38,7 @@ fn every_sample_is_delivered_once_or_reported_as_lost() {
         let mut next = 0;
         for turn in 0..200 {
             if turn % 80 == 79 {
-                // Longer than the ring and the copies in flight last, so blocks are lost.
+                // Long enough to overflow the ring and the slots, so blocks are lost.
                 std::thread::sleep(Duration::from_millis(60));
             }
             let block = receiver.acquire(LONG).unwrap().unwrap();
@@ -62,7 +62,7 @@ fn every_sample_is_delivered_once_or_reported_as_lost() {
         assert_eq!(counts.lost, (after.lost_blocks - before.lost_blocks) * samples);
         assert_eq!(counts.clock_errors, 0);
         drop(receiver);
-        bench.is_clean();
+        bench.assert_no_violations();
     }
 }
 
@@ -79,11 +79,11 @@ fn starts_and_stops_leave_nothing_behind() {
     drop(receiver);
     assert_eq!(bench.board.mapper().mappings(), mapped);
     assert!(bench.board.stats().starts >= 1000);
-    bench.is_clean();
+    bench.assert_no_violations();
 }
 
 #[test]
-fn a_receiver_dropped_while_samples_flow_gives_its_memory_back_afterwards() {
+fn a_receiver_dropped_while_samples_flow_stops_before_it_frees_memory() {
     let bench = bench("usdr?rate=100M");
     let shape = bench.shape(Format::Ci16, 16 << 10);
     for _ in 0..100 {
@@ -93,11 +93,11 @@ fn a_receiver_dropped_while_samples_flow_gives_its_memory_back_afterwards() {
         receiver.acquire(LONG).unwrap().unwrap();
     }
     assert_eq!(bench.board.mapper().mappings(), 1);
-    // The board would have recorded writes to unmapped memory.
-    bench.is_clean();
+    // A write to unmapped memory would be a violation.
+    bench.assert_no_violations();
 }
 
-/// A receiver of a counter by each route that the GPU allows.
+/// A receiver of a counter on each route that the GPU allows.
 fn by_each_route() -> impl Iterator<Item = (Bench, Receiver)> {
     [SampleRoute::Direct, SampleRoute::Pinned].into_iter().filter_map(|route| {
         let bench = bench("usdr?rate=20M&signal=counter");
@@ -112,7 +112,7 @@ fn by_each_route() -> impl Iterator<Item = (Bench, Receiver)> {
 }
 
 #[test]
-fn blocks_may_be_held_and_go_back_in_order() {
+fn held_blocks_are_released_in_order() {
     for (bench, mut receiver) in by_each_route() {
         let buffers = receiver.buffers().unwrap();
         receiver.start().unwrap();
@@ -135,15 +135,15 @@ fn blocks_may_be_held_and_go_back_in_order() {
             assert!(!receiver.release());
         }
         drop(receiver);
-        bench.is_clean();
+        bench.assert_no_violations();
     }
 }
 
 #[test]
-fn blocks_held_at_a_restart_are_free_again() {
+fn a_restart_releases_held_blocks() {
     for (bench, mut receiver) in by_each_route() {
         let route = receiver.route();
-        // More rounds than either route has blocks.
+        // More rounds than either route has buffers.
         for round in 0..40 {
             receiver.start().unwrap();
             for _ in 0..=round % 3 {
@@ -163,12 +163,12 @@ fn blocks_held_at_a_restart_are_free_again() {
         }
         assert!(receiver.acquire(Duration::ZERO).unwrap().is_none());
         drop(receiver);
-        bench.is_clean();
+        bench.assert_no_violations();
     }
 }
 
 #[test]
-fn what_keeps_samples_from_gpu_memory_is_named() {
+fn reasons_against_gpu_memory_are_reported() {
     let cases = [
         ("usdr?rate=20M&iommu=off", "mask", "IOMMU"),
         ("usdr?rate=20M&p2p=refused", "refused", "cpu/pinned"),
@@ -189,7 +189,7 @@ fn what_keeps_samples_from_gpu_memory_is_named() {
         drop(receiver);
         let only = RxOptions { only: Some(SampleRoute::Direct), ..RxOptions::new(shape) };
         assert!(matches!(bench.receiver(&only), Err(Error::NoRoute(_))));
-        bench.is_clean();
+        bench.assert_no_violations();
     }
     // BAR1 below 4 GiB needs no IOMMU.
     let bench = bench("usdr?rate=20M&iommu=off&bar=low");
@@ -198,7 +198,7 @@ fn what_keeps_samples_from_gpu_memory_is_named() {
 }
 
 #[test]
-fn transmitted_samples_are_those_that_were_submitted() {
+fn submitted_samples_are_transmitted() {
     for (options, route) in
         [("usdr?rate=50M", SampleRoute::Direct), ("usdr?rate=50M&p2p=writes", SampleRoute::Pinned)]
     {
@@ -221,12 +221,12 @@ fn transmitted_samples_are_those_that_were_submitted() {
         let block = transmitter.acquire(LONG).unwrap().unwrap();
         assert!(matches!(block.submit(samples + 1, None), Err(Error::NotPossible { .. })));
         drop(transmitter);
-        bench.is_clean();
+        bench.assert_no_violations();
     }
 }
 
 #[test]
-fn a_transmitter_beside_a_receiver_uses_the_route_that_is_left() {
+fn a_transmitter_next_to_a_receiver_uses_host_memory() {
     let bench = bench("usdr?rate=20M&signal=counter");
     let mut receiver = bench.receiver(&RxOptions::new(bench.shape(Format::Ci16, 16 << 10))).unwrap();
     receiver.start().unwrap();
@@ -243,23 +243,23 @@ fn a_transmitter_beside_a_receiver_uses_the_route_that_is_left() {
     block.submit(1024, None).unwrap();
     assert!(transmitter.drain(LONG).unwrap());
     assert!(bench.board.transmitted().ends_with(&[7; 4096]));
-    // The receiver goes on, and is not fed with what was transmitted.
+    // The receiver continues with the counter, not with the transmitted samples.
     for _ in 0..40 {
         let block = receiver.acquire(LONG).unwrap().unwrap();
         let mut bytes = [0; 4];
         block.memory().read(0, &mut bytes).unwrap();
         assert_eq!(u32::from_le_bytes(bytes), block.first as u32);
     }
-    // A second transmitter has no route at all.
+    // A second transmitter is refused.
     assert!(matches!(Transmitter::open(&bench.session, &bench.gpu, &tx), Err(Error::Busy { .. })));
     drop(transmitter);
     let only = TxOptions { only: Some(SampleRoute::Direct), ..tx };
     assert!(matches!(Transmitter::open(&bench.session, &bench.gpu, &only), Err(Error::NoRoute(_))));
-    bench.is_clean();
+    bench.assert_no_violations();
 }
 
 #[test]
-fn a_drain_lasts_as_long_as_buffers_are_played() {
+fn drain_waits_while_buffers_are_played() {
     // Buffers of 0.1 s: more than three seconds of them.
     let bench = bench("usdr?rate=160k");
     let tx = TxOptions { bytes: 64 << 10, only: Some(SampleRoute::Pinned), self_test: LONG };
@@ -269,13 +269,13 @@ fn a_drain_lasts_as_long_as_buffers_are_played() {
     }
     assert!(transmitter.drain(Duration::from_secs(2)).unwrap());
     assert_eq!(bench.board.stats().transmitted_samples, 32 * 16384);
-    // One that takes longer than the limit.
+    // A buffer that takes longer than the limit.
     transmitter.acquire(LONG).unwrap().unwrap().submit(16384, None).unwrap();
     assert!(!transmitter.drain(Duration::ZERO).unwrap());
 }
 
 #[test]
-fn transmit_buffers_obey_the_board_s_mask() {
+fn transmit_buffers_respect_the_address_mask() {
     // GPU memory at 0xd000_0000, and a board with 31 address bits.
     let bench = bench("usdr?rate=20M&iommu=off&bar=low&mask=31");
     let tx = TxOptions { bytes: 16 << 10, only: None, self_test: LONG };
@@ -283,10 +283,10 @@ fn transmit_buffers_obey_the_board_s_mask() {
     assert_eq!(transmitter.route(), SampleRoute::Pinned);
     let reason = &transmitter.why_not_better()[0].reason;
     assert!(reason.contains("31 address bits") || !bench.gpu.simulated(), "{reason}");
-    bench.is_clean();
+    bench.assert_no_violations();
 }
 
-/// An event can report so many lost blocks and no more.
+/// An event has a maximum number of lost blocks.
 #[test]
 fn more_losses_than_a_board_can_report_are_an_error() {
     let bench = bench("usdr?rate=4G&time=0");
@@ -307,22 +307,22 @@ fn more_losses_than_a_board_can_report_are_an_error() {
     }
     assert!(receiver.counts().clock_errors > 0);
     receiver.stop().unwrap();
-    bench.is_clean();
+    bench.assert_no_violations();
 }
 
 #[test]
-fn a_board_that_is_silent_is_named_and_not_waited_for() {
+fn a_silent_board_fails_within_the_time_limit() {
     let bench = bench("usdr?rate=1k");
     let shape = bench.shape(Format::Ci16, 1 << 20);
     let options = RxOptions { self_test: Some(Duration::from_millis(50)), ..RxOptions::new(shape) };
     let Err(Error::NoRoute(list)) = bench.receiver(&options) else {
-        panic!("it cannot have filled a buffer")
+        panic!("the board cannot have filled a buffer")
     };
     assert!(list.iter().all(|no| no.reason.contains("filled 0 of 32") || !bench.gpu.simulated()), "{list:?}");
 }
 
 #[test]
-fn a_board_that_left_the_bus_is_named() {
+fn a_board_that_left_the_bus_is_reported() {
     let board = Board::new(BoardConfig::default()).unwrap();
     let (port, interrupt) = (board.port(), board.interrupt());
     drop(board);

@@ -1,4 +1,4 @@
-//! A board has one interrupt for both directions: neither thread sleeps through the other's.
+//! A board has one interrupt for both directions. Neither thread may sleep through an interrupt that wakes the other.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -15,25 +15,25 @@ use onehop_os::Interrupt;
 use onehop_radio::{Format, Shape};
 use onehop_sdr::{Card, Receiver, RxOptions, SampleRoute, Session, Transmitter, TxOptions};
 
-/// An interrupt that wakes the thread that created it, if that waits; the other sleeps on. With an event fd, either
-/// reader may be woken.
+/// An interrupt that always wakes the thread that created it, if that thread waits, and never the other. An eventfd may
+/// wake either reader.
 struct Unfair {
     inner: Arc<dyn Interrupt>,
-    favourite: ThreadId,
-    waits: AtomicBool,
-    /// How often the other thread slept without an interrupt to wake it.
+    preferred: ThreadId,
+    is_waiting: AtomicBool,
+    /// How often the other thread slept with no interrupt to wake it.
     overslept: AtomicU32,
 }
 
 impl Interrupt for Unfair {
     fn wait(&self, limit: Duration) -> bool {
-        if std::thread::current().id() == self.favourite {
-            self.waits.store(true, Ordering::SeqCst);
+        if std::thread::current().id() == self.preferred {
+            self.is_waiting.store(true, Ordering::SeqCst);
             let raised = self.inner.wait(limit);
-            self.waits.store(false, Ordering::SeqCst);
+            self.is_waiting.store(false, Ordering::SeqCst);
             return raised;
         }
-        if self.waits.load(Ordering::SeqCst) {
+        if self.is_waiting.load(Ordering::SeqCst) {
             self.overslept.fetch_add(1, Ordering::SeqCst);
             std::thread::sleep(limit);
             return false;
@@ -43,15 +43,15 @@ impl Interrupt for Unfair {
 }
 
 fn session(board: &Board) -> (Arc<Session>, Arc<Unfair>) {
-    let favourite = std::thread::current().id();
-    let (waits, overslept) = Default::default();
-    let interrupt = Arc::new(Unfair { inner: board.interrupt(), favourite, waits, overslept });
+    let preferred = std::thread::current().id();
+    let (is_waiting, overslept) = Default::default();
+    let interrupt = Arc::new(Unfair { inner: board.interrupt(), preferred, is_waiting, overslept });
     (Session::open(Card::new(&board.port(), interrupt.clone(), profile(board))).unwrap(), interrupt)
 }
 
 const ROUNDS: usize = 100;
-/// Upper limit for half of the rounds: sleeping through an interrupt takes 20 ms.
-const MOST: Duration = Duration::from_millis(10);
+/// Upper limit for the median round: sleeping through an interrupt takes 20 ms.
+const MAX_MEDIAN: Duration = Duration::from_millis(10);
 
 #[test]
 fn the_transmitter_does_not_sleep_through_the_receiver_s_interrupts() {
@@ -85,7 +85,7 @@ fn the_transmitter_does_not_sleep_through_the_receiver_s_interrupts() {
         }
         sender.join().unwrap()
     });
-    assert!(took < MOST, "half of the buffers, which last 32 µs, took {took:?} and more");
+    assert!(took < MAX_MEDIAN, "the median time for a buffer of 32 µs is {took:?}");
     assert_eq!(interrupt.overslept.load(Ordering::SeqCst), 0);
 }
 
@@ -115,6 +115,6 @@ fn the_receiver_does_not_sleep_through_the_transmitter_s_interrupts() {
             let _ = transmitter.drain(Duration::from_millis(250)).unwrap();
         }
     });
-    // Delays may be the machine's, but sleeping without an interrupt is ours.
+    // A busy machine may cause delays, but not sleeping without an interrupt.
     assert_eq!(interrupt.overslept.load(Ordering::SeqCst), 0);
 }

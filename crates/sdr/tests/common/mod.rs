@@ -1,4 +1,4 @@
-//! A simulated board and a GPU: the emulated one, or with `ONEHOP_TEST_GPU=0` the real one of that number.
+//! A simulated board and a GPU: the emulated one, or with `ONEHOP_TEST_GPU=0` the CUDA GPU with that ordinal.
 
 #![allow(dead_code, reason = "not every test uses all of it")]
 
@@ -31,7 +31,7 @@ pub fn bench(options: &str) -> Bench {
     bench_with(options, |profile| profile)
 }
 
-/// A board that is driven with another profile.
+/// A board driven with a changed profile.
 pub fn bench_with(options: &str, change: impl Fn(Profile) -> Profile) -> Bench {
     let board = Board::new(BoardConfig::parse(options).unwrap()).unwrap();
     let card = Card::new(&board.port(), board.interrupt(), change(profile(&board)));
@@ -56,8 +56,8 @@ impl Bench {
         Receiver::open(&self.session, &self.gpu, options)
     }
 
-    /// Asserts that the driver did nothing that a real board could not handle.
-    pub fn is_clean(&self) {
+    /// Asserts that the driver broke no rule of the board.
+    pub fn assert_no_violations(&self) {
         assert_eq!(self.board.violations(), []);
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use onehop_gpu::Region;
 use onehop_radio::Shape;
-use onehop_sdr::{Counts, Processor, Receiver, RxOptions, SampleRoute, Settings, Sight};
+use onehop_sdr::{Counts, Measurements, Processor, Receiver, RxOptions, SampleRoute, Settings};
 use serde_json::{Value, json};
 
 use super::board::{self, BoardArg, OpenedBoard};
@@ -71,7 +71,7 @@ fn bins(text: &str) -> std::result::Result<u32, String> {
 
 /// The result of a reception.
 struct Received {
-    sight: Sight,
+    sight: Measurements,
     counts: Counts,
     crc: Option<u32>,
     /// Samples that were checked, and those of them that were wrong.
@@ -137,7 +137,7 @@ fn take(
     let hardware = &opened.session.card().name;
     let content = Content { format: shape.format, gain: args.gain, rate: opened.rate, hardware };
     let mut recording = args.out.as_ref().map(|path| Recording::create(path, &content)).transpose()?;
-    let (mut crc, mut sight, mut checked, mut first_wrong) = (0, Sight::default(), (0, 0), None);
+    let (mut crc, mut sight, mut checked, mut first_wrong) = (0, Measurements::default(), (0, 0), None);
     let mut screen = Screen::new(context.json);
     receiver.start()?;
     let (begun, cpu) = (Instant::now(), CpuTime::now());
@@ -223,7 +223,7 @@ fn record(
 /// Takes the GPU's results, if there are any.
 fn see(
     processor: &mut Processor,
-    sight: &mut Sight,
+    sight: &mut Measurements,
     checked: &mut (u64, u64),
     first_wrong: &mut Option<(u32, u32)>,
 ) -> Result<()> {
@@ -245,7 +245,7 @@ impl Screen {
         Self(!json && crate::terminal::has_bars())
     }
 
-    fn show(&mut self, sight: &Sight, counts: &Counts, time: Duration, shape: Shape) {
+    fn show(&mut self, sight: &Measurements, counts: &Counts, time: Duration, shape: Shape) {
         if self.0 {
             let rate = counts.delivered as f64 * f64::from(shape.format.bytes())
                 / 1e9
