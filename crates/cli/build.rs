@@ -1,11 +1,11 @@
-//! Hands the commit that is built to `onehop --version`. A source tree without git has none.
+//! Passes the commit to `onehop --version`. A source tree without git has none.
 
 use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let version = env!("CARGO_PKG_VERSION");
-    // Of this project's repository, and not of one that the sources were unpacked in.
+    // Only if this is the project's repository, not another one in which the sources were unpacked.
     let commit = git(&["rev-parse", "--show-prefix"])
         .filter(|prefix| prefix == "crates/cli/")
         .and_then(|_| git(&["rev-parse", "--short=12", "HEAD"]));

@@ -1,4 +1,4 @@
-//! The command line as clap sees it. Every command keeps its own arguments in its own module.
+//! The command line. The arguments of each command are in its module.
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -25,20 +25,20 @@ pub(crate) struct Args {
 /// The arguments of this process.
 ///
 /// # Errors
-/// Help and version, which clap reports as errors, and wrong arguments.
+/// Argument errors. Clap also reports help and version as errors.
 pub(crate) fn parse() -> Result<Args, clap::Error> {
-    let matches = take_negative_numbers(Args::command()).try_get_matches()?;
+    let matches = allow_negative_numbers(Args::command()).try_get_matches()?;
     Args::from_arg_matches(&matches)
 }
 
-/// Lets the value of an option be a negative number, so that it is refused as a wrong value, not as an unknown option.
-fn take_negative_numbers(command: clap::Command) -> clap::Command {
+/// Accepts negative numbers as values, so that they are reported as wrong values, not as unknown options.
+fn allow_negative_numbers(command: clap::Command) -> clap::Command {
     command
         .mut_args(|arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg })
-        .mut_subcommands(take_negative_numbers)
+        .mut_subcommands(allow_negative_numbers)
 }
 
-/// The help of `-g` where a command describes GPUs and uses none.
+/// The help of `-g` for commands that only describe GPUs.
 pub(crate) const ONE_GPU: &str = "Only this GPU: a CUDA ordinal such as 0, or a PCI address [default: all]";
 
 #[derive(Subcommand)]

@@ -1,4 +1,4 @@
-//! From the value of `-d` to a controller.
+//! Resolves the value of `-d` to a drive.
 
 use onehop_drive::{Drive, Options};
 use onehop_pci::{Root, Usage};
@@ -10,16 +10,16 @@ use crate::stop::StopFlag;
 
 pub(crate) use onehop_transfer::controllers::{address, block_device, present};
 
-/// Which drive.
+/// The option `-d` for any drive.
 #[derive(clap::Args)]
 pub(crate) struct DriveArg {
     /// The drive: 0000:0b:00.0 (a PCI address), sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE,
-    /// vfio-user:SOCKET, nvme-tcp://HOST:PORT/NQN (across the network)
+    /// vfio-user:SOCKET, nvme-tcp://HOST:PORT/NQN (over the network)
     #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
     pub drive: String,
 }
 
-/// Which real drive.
+/// The option `-d` for real drives.
 #[derive(clap::Args)]
 pub(crate) struct RealDriveArg {
     /// The drive, by its PCI address: 0000:0b:00.0
@@ -27,9 +27,9 @@ pub(crate) struct RealDriveArg {
     pub drive: String,
 }
 
-/// Finds the controller that a description names, and prints warnings about it.
+/// Finds the controller that `-d` names, and prints warnings about it.
 pub(crate) fn find(spec: &str, stop: &StopFlag) -> Result<FoundController> {
-    // After Ctrl-C, any error is due to it.
+    // After Ctrl-C, any error is a consequence of it.
     let or_stopped = |error| stop.check().err().unwrap_or_else(|| CliError::from(error));
     let found = controllers::find(spec, &stop.signal()).map_err(or_stopped)?;
     for warning in &found.warnings {
@@ -38,19 +38,19 @@ pub(crate) fn find(spec: &str, stop: &StopFlag) -> Result<FoundController> {
     Ok(found)
 }
 
-/// Brings up a controller that was found.
+/// Initializes a controller.
 pub(crate) fn bring_up(found: FoundController, options: Options, stop: &StopFlag) -> Result<Drive> {
     let drive = Drive::open(found.backend, Options { stop: stop.signal(), ..options })?;
     stop.check()?;
     Ok(drive)
 }
 
-/// Finds a controller and brings it up, for reading only.
+/// Finds and initializes a controller, for reads only.
 pub(crate) fn open(spec: &str, stop: &StopFlag) -> Result<Drive> {
     bring_up(find(spec, stop)?, Options::default(), stop)
 }
 
-/// Fails unless the serial number is this drive's, and no other path to its blocks is in use.
+/// Fails unless the serial number is this drive's, and no other controller with the same drive is in use.
 pub(crate) fn allow_writes(drive: &Drive, spec: &str, serial: &str) -> Result<()> {
     let identity = drive.identity();
     let own = identity.serial();
@@ -61,7 +61,7 @@ pub(crate) fn allow_writes(drive: &Drive, spec: &str, serial: &str) -> Result<()
             drive.name(),
         )));
     }
-    // Only a drive on this machine's bus can also be behind another of its controllers.
+    // Only a drive on this machine's bus can be reachable through another of its controllers.
     let Ok(name) = address(spec) else { return Ok(()) };
     let all = Usage::all(&Root::here())?;
     Usage::other_path(&all, name.address, &own, &identity.model()).map_or(Ok(()), |other| {

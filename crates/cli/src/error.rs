@@ -1,4 +1,4 @@
-//! Why a command did not do what it was asked, and the exit code that says so.
+//! Errors of commands, and their exit codes.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use crate::report;
 use crate::stop::StopFlag;
 use crate::units;
 
-/// The result of everything here.
+/// The result type of this crate.
 pub(crate) type Result<T> = std::result::Result<T, CliError>;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
-    /// The arguments do not make sense, or do not fit the drive.
+    /// The arguments are wrong, or do not fit the drive.
     #[error("{0}")]
     Usage(String),
     /// Not possible on this machine, or with this drive.
@@ -24,10 +24,10 @@ pub(crate) enum CliError {
     /// No route works.
     #[error("no route works here: {}", list(.0))]
     NoRoute(Vec<BetterRoute>),
-    /// A drive could not be driven, or a command of it failed.
+    /// A drive could not be used, or a command failed.
     #[error(transparent)]
     Drive(onehop_drive::Error),
-    /// A simulated drive could not be made.
+    /// A simulated drive could not be created.
     #[error(transparent)]
     Sim(#[from] onehop_sim::Error),
     /// A simulated drive could not be served.
@@ -36,7 +36,7 @@ pub(crate) enum CliError {
     /// The drive of a vfio-user server could not be used.
     #[error(transparent)]
     Served(#[from] onehop_vfio_user::ClientError),
-    /// A drive across the network could not be reached.
+    /// A drive on the network could not be used.
     #[error(transparent)]
     Fabrics(onehop_fabrics::Error),
     /// QEMU's drive could not be used.
@@ -48,39 +48,39 @@ pub(crate) enum CliError {
     /// Host memory could not be allocated or accessed.
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),
-    /// An SDR board could not be driven.
+    /// An SDR board could not be used.
     #[error(transparent)]
     Sdr(#[from] onehop_sdr::Error),
-    /// A model's files are refused, or cannot be loaded as asked.
+    /// Model files were refused, or cannot be loaded as requested.
     #[error(transparent)]
     Load(onehop_load::Error),
-    /// A file system on a drive is refused, or does not hold what was asked for.
+    /// A file system on a drive was refused, or lacks the requested file.
     #[error(transparent)]
     Files(onehop_files::Error),
-    /// A system's files, or a record of them, cannot be read, or a device of it cannot be used.
+    /// System files or a recorded system cannot be read, or a PCI device cannot be used.
     #[error(transparent)]
     System(#[from] onehop_pci::Error),
     /// A file could not be used.
     #[error("{call} {path}: {source}")]
     File { call: &'static str, path: String, source: std::io::Error },
-    /// The bytes in GPU memory are not those of the drive.
+    /// Bytes in GPU memory are wrong.
     #[error("{0}")]
     Mismatch(String),
     /// Something else failed.
     #[error("{0}")]
     Failed(String),
-    /// Ctrl-C, or a request to end.
+    /// Stopped by Ctrl-C or a signal.
     #[error("stopped; queues are deleted, and drives released")]
     Interrupted,
-    /// The same, for a write that a target across the network may still execute.
+    /// Stopped, while a target on the network may still execute a write.
     #[error("stopped; queues are deleted, and drives released. {0}")]
     StoppedWrite(onehop_drive::Error),
-    /// The same where no drive was driven: in what state things are now.
+    /// Stopped without a drive in use; says what was cleaned up.
     #[error("stopped; {0}")]
     Stopped(&'static str),
 }
 
-/// What a failure looks like in JSON.
+/// An error as JSON.
 #[derive(Serialize)]
 pub(crate) struct ErrorDoc {
     kind: &'static str,
@@ -95,18 +95,18 @@ pub(crate) struct ErrorDoc {
 }
 
 impl CliError {
-    /// The same where files of this machine were read.
-    pub(crate) fn of_files(self) -> Self {
+    /// Adapts the message of a stop to a command that read local files.
+    pub(crate) fn for_local_files(self) -> Self {
         self.or_stopped("the memory that was filled is freed")
     }
 
-    /// The same where no drive was driven.
+    /// Adapts the message of a stop to a command that used no drive: `now` says what was cleaned up.
     pub(crate) fn or_stopped(self, now: &'static str) -> Self {
         if matches!(self, Self::Interrupted) { Self::Stopped(now) } else { self }
     }
 
-    /// The same of a write: one whose outcome is unknown ended because its caller asked for that.
-    pub(crate) fn of_write(self, stop: &StopFlag) -> Self {
+    /// Turns a write with unknown outcome into a stop, if a stop was requested.
+    pub(crate) fn for_write(self, stop: &StopFlag) -> Self {
         match self {
             Self::Drive(why @ onehop_drive::Error::OutcomeUnknown { .. }) if stop.is_set() => {
                 Self::StoppedWrite(why)
@@ -120,7 +120,7 @@ impl CliError {
         Self::File { call, path: path.display().to_string(), source }
     }
 
-    /// Something that this machine, this drive or this build cannot do.
+    /// Something that is not possible on this machine, with this drive or in this build.
     pub(crate) fn not_possible(
         what: impl Into<String>,
         reason: impl Into<String>,
@@ -129,8 +129,8 @@ impl CliError {
         Self::NotPossible { what: what.into(), reason: reason.into(), fix: fix.into() }
     }
 
-    /// Whether the command line itself is wrong, for any drive.
-    pub(crate) fn is_of_arguments(&self) -> bool {
+    /// Whether the command line is wrong for any drive.
+    pub(crate) fn is_argument_error(&self) -> bool {
         self.kind() == "usage" && !matches!(self, Self::Drive(_))
     }
 
@@ -147,7 +147,7 @@ impl CliError {
     fn kind(&self) -> &'static str {
         use onehop_drive::Error as Drive;
         use onehop_load::model::Error as Model;
-        use onehop_load::plan::Error as NoPlan;
+        use onehop_load::plan::Error as Plan;
         use onehop_sim::Error as Sim;
         match self {
             Self::Usage(_)
@@ -162,14 +162,14 @@ impl CliError {
             | Self::Files(onehop_files::Error::WhichPartition(_))
             | Self::Load(
                 onehop_load::Error::Plan(
-                    NoPlan::NoMatch { .. }
-                    | NoPlan::NothingLeft
-                    | NoPlan::Rank { .. }
-                    | NoPlan::Dimension { .. }
-                    | NoPlan::Uneven { .. }
-                    | NoPlan::WithinBlock { .. },
+                    Plan::NoMatch { .. }
+                    | Plan::NothingLeft
+                    | Plan::Rank { .. }
+                    | Plan::Dimension { .. }
+                    | Plan::Uneven { .. }
+                    | Plan::WithinBlock { .. },
                 )
-                // Other names might work.
+                // Other file names might work.
                 | onehop_load::Error::Model(
                     Model::Several { .. } | Model::Apart { .. } | Model::TwoFiles { .. } | Model::Mixed { .. },
                 ),
@@ -206,7 +206,7 @@ impl CliError {
         }
     }
 
-    /// The same for a machine.
+    /// The error as JSON.
     pub(crate) fn document(&self) -> ErrorDoc {
         let (reason, fix, tried) = match self {
             Self::NotPossible { reason, fix, .. }
@@ -221,7 +221,7 @@ impl CliError {
             Self::NoRoute(tried) => (None, None, tried.clone()),
             _ => (None, None, Vec::new()),
         };
-        let (kind, exit_code, message) = (self.kind(), self.code(), report::shown(&self.to_string()));
+        let (kind, exit_code, message) = (self.kind(), self.code(), report::sanitized(&self.to_string()));
         ErrorDoc { kind, exit_code, message, reason, fix, tried }
     }
 }
@@ -262,7 +262,7 @@ impl From<onehop_fabrics::Error> for CliError {
     }
 }
 
-/// Its errors are the commands' own, in the words of the command line.
+/// Errors of transfers, in terms of command-line options.
 impl From<onehop_transfer::Error> for CliError {
     fn from(error: onehop_transfer::Error) -> Self {
         use onehop_transfer::Error as Transfer;
@@ -292,8 +292,8 @@ impl From<onehop_transfer::Error> for CliError {
             Transfer::NoRoom { bytes, gpu, left } => Self::not_possible(
                 format!("holding {} in the memory of GPU {gpu}", units::bytes(bytes)),
                 left.map_or_else(
-                    || "that is more than this machine can address".into(),
-                    |left| format!("there is {} left for it", units::bytes(left)),
+                    || "this machine cannot address that much".into(),
+                    |left| format!("only {} is free", units::bytes(left)),
                 ),
                 "Move fewer blocks at a time",
             ),

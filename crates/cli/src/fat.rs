@@ -1,36 +1,35 @@
-//! A small FAT16 volume with one file in one directory, for the demo: any machine can make it, and its owner can look at
-//! it with any tool. The file has two extents, as many files have.
+//! Generates a small FAT16 volume for the demo: one file, with two extents, in one directory.
 
-/// The directory and the file, as `onehop read --path` takes them.
+/// The path of the file.
 pub(crate) const PATH: &str = "/models/model.safetensors";
 const LONG_NAME: &str = "model.safetensors";
 const SHORT_NAME: &[u8; 11] = b"MODEL~1 SAF";
 
-/// Bytes of a sector, and of a block of the drive.
+/// Sector size, and block size of the drive.
 const SECTOR: u64 = 4096;
 const ENTRY: usize = 32;
 const RESERVED: u64 = 1;
 const FATS: u64 = 2;
 /// The root directory is one sector.
 const ROOT_ENTRIES: u64 = SECTOR / ENTRY as u64;
-/// A volume with this many clusters is FAT16: the number alone decides.
+/// Cluster counts of FAT16: the count alone determines the FAT type.
 const CLUSTERS: std::ops::RangeInclusive<u64> = 4085..=65_524;
-/// Where the directory is, where the file starts, and the gap between its two extents.
+/// The cluster of the directory, the first cluster of the file, and the gap between its two extents.
 const DIRECTORY: u64 = 2;
 const FIRST: u64 = 10;
 const GAP: u64 = 7;
 const END: u16 = 0xffff;
 
-/// A volume, as its ranges that are not zero.
+/// A volume, as the ranges that are not zero.
 pub(crate) struct Image {
-    /// Bytes of all of it.
+    /// Size of the volume.
     pub bytes: u64,
-    /// Where each range goes, and its bytes.
+    /// Offset and contents of each range.
     pub ranges: Vec<(u64, Vec<u8>)>,
 }
 
 struct FatGeometry {
-    /// Sectors of a cluster.
+    /// Sectors per cluster.
     per_cluster: u64,
     clusters: u64,
     fat_sectors: u64,
@@ -39,7 +38,7 @@ struct FatGeometry {
 }
 
 impl FatGeometry {
-    /// The smallest clusters with which this many bytes fit.
+    /// The geometry with the smallest clusters in which a file of this size fits.
     fn of(bytes: u64) -> Self {
         let mut per_cluster = 1;
         loop {
@@ -61,7 +60,7 @@ impl FatGeometry {
         self.root() + 1 + self.clusters * self.per_cluster
     }
 
-    /// Where a cluster starts, in bytes.
+    /// The byte offset of a cluster.
     fn at(&self, cluster: u64) -> u64 {
         (self.root() + 1 + (cluster - 2) * self.per_cluster) * SECTOR
     }
@@ -73,8 +72,8 @@ impl FatGeometry {
     }
 }
 
-/// The volume that holds this file.
-pub(crate) fn make(file: &[u8]) -> Image {
+/// Generates a volume with this file.
+pub(crate) fn generate(file: &[u8]) -> Image {
     let shape = FatGeometry::of(file.len() as u64);
     let chain = shape.chain();
     let mut ranges = vec![(0, boot(&shape))];
@@ -133,7 +132,7 @@ fn entry(name: &[u8; 11], attributes: u8, cluster: u64, bytes: u32) -> Vec<u8> {
     let mut out = vec![0; ENTRY];
     out[..11].copy_from_slice(name);
     out[11] = attributes;
-    // The first of January 2026: the same file every time.
+    // A fixed date, 2026-01-01, so that volumes are reproducible.
     for at in [16, 18, 24] {
         out[at..at + 2].copy_from_slice(&((46_u16 << 9) | (1 << 5) | 1).to_le_bytes());
     }
@@ -142,18 +141,18 @@ fn entry(name: &[u8; 11], attributes: u8, cluster: u64, bytes: u32) -> Vec<u8> {
     out
 }
 
-/// The long name, thirteen characters an entry, the last part first.
+/// The entries of the long name: thirteen characters each, the last part first.
 fn long_entries() -> Vec<u8> {
-    const PLACES: [usize; 13] = [1, 3, 5, 7, 9, 14, 16, 18, 20, 22, 24, 28, 30];
+    const OFFSETS: [usize; 13] = [1, 3, 5, 7, 9, 14, 16, 18, 20, 22, 24, 28, 30];
     let sum = SHORT_NAME.iter().fold(0_u8, |sum, byte| sum.rotate_right(1).wrapping_add(*byte));
     let units: Vec<u16> = LONG_NAME.encode_utf16().chain([0]).collect();
-    let parts: Vec<_> = units.chunks(PLACES.len()).collect();
+    let parts: Vec<_> = units.chunks(OFFSETS.len()).collect();
     let mut out = Vec::new();
     for (i, part) in parts.iter().enumerate().rev() {
         let mut entry = vec![0; ENTRY];
         let last = if i + 1 == parts.len() { 0x40 } else { 0 };
         (entry[0], entry[11], entry[13]) = ((i as u8 + 1) | last, 0x0f, sum);
-        for (j, at) in PLACES.into_iter().enumerate() {
+        for (j, at) in OFFSETS.into_iter().enumerate() {
             let unit = part.get(j).copied().unwrap_or(0xffff);
             entry[at..at + 2].copy_from_slice(&unit.to_le_bytes());
         }
@@ -171,10 +170,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_own_reader_finds_the_file_in_two_extents() {
+    fn the_volume_contains_the_file_in_two_extents() {
         for bytes in [100_000, 20 << 20] {
             let file: Vec<u8> = (0..bytes).map(|i: u32| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect();
-            let image = make(&file);
+            let image = generate(&file);
             let mut disk = vec![0; image.bytes as usize];
             for (at, data) in &image.ranges {
                 disk[*at as usize..][..data.len()].copy_from_slice(data);

@@ -1,4 +1,4 @@
-//! From the value of `-g` to a GPU.
+//! Resolves the value of `-g` to GPUs.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,30 +15,30 @@ use crate::units;
 
 pub(crate) use onehop_transfer::Chosen;
 
-/// What udmabuf exports at most at once.
-const EXPORTED: usize = 64 << 20;
+/// Maximum size of a udmabuf.
+const UDMABUF_BYTES: usize = 64 << 20;
 
-/// The name of all GPUs of CUDA.
+/// The name for all CUDA GPUs.
 const ALL: &str = "all";
 
-/// Which GPU.
+/// The option `-g`.
 #[derive(Clone, clap::Args)]
 pub(crate) struct GpuArg {
-    /// The GPU: a CUDA ordinal such as 0, a PCI address, or emu, the emulated one; emu:0000:00:02.0 is an emulated one
-    /// whose memory is the largest BAR of that device, emu:udmabuf one whose memory the kernel exports as a dma-buf [default: 0; where
-    /// CUDA does not work, drives and boards get emu, with a warning, and files of this machine need -g emu].
-    /// `onehop load` takes several: 0,1 or all
+    /// The GPU: a CUDA ordinal such as 0, a PCI address, or emu (emulated). emu:0000:00:02.0 is an emulated GPU whose
+    /// memory is the largest BAR of that device, emu:udmabuf one whose memory the kernel exports as a dma-buf [default:
+    /// 0; if CUDA does not work, emu with a warning for drives and boards, and an error for local files]. `onehop load`
+    /// takes several: 0,1 or all
     #[arg(short = 'g', long = "gpu", value_name = "GPU")]
     pub gpu: Option<String>,
 }
 
 impl GpuArg {
-    /// Whether all GPUs of CUDA are meant.
+    /// Whether all CUDA GPUs are requested.
     pub(crate) fn is_all(&self) -> bool {
         self.gpu.as_deref() == Some(ALL)
     }
 
-    /// The GPUs that are named, of which there may be several with commas between them; none where the best is wanted.
+    /// The named GPUs, separated by commas; one `None` for the default.
     pub(crate) fn names(&self) -> Vec<Option<String>> {
         match self.gpu.as_deref() {
             None => vec![None],
@@ -51,28 +51,28 @@ impl GpuArg {
     }
 }
 
-/// How many GPUs CUDA has.
+/// The number of CUDA GPUs.
 fn count() -> std::result::Result<usize, Error> {
     Ok(Cuda::load()?.devices()?.len())
 }
 
-/// What happens if no GPU is named and CUDA does not work.
+/// What to do if no GPU is named and CUDA does not work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fallback {
-    /// The emulated GPU, which the output names.
+    /// Use the emulated GPU.
     Emulated,
-    /// The same with a warning: bytes do not arrive where people expect them.
+    /// Use the emulated GPU, with a warning that the bytes do not reach a real one.
     Warned,
-    /// An error: files are loaded for a real GPU.
+    /// Fail: local files are loaded for a real GPU.
     Refused,
 }
 
-/// The GPUs that a description names, or the best one. No CUDA GPU may be named twice.
+/// The named GPUs, or the default one. No CUDA GPU may be named twice.
 pub(crate) fn choose_all(arg: &GpuArg) -> Result<Vec<Chosen>> {
     choose_several(arg, Fallback::Warned)
 }
 
-/// The same for files of this machine, which are only loaded into an emulated GPU if it is named.
+/// Like [`choose_all`], for local files: an emulated GPU is used only if it is named.
 pub(crate) fn require_all(arg: &GpuArg) -> Result<Vec<Chosen>> {
     choose_several(arg, Fallback::Refused)
 }
@@ -86,7 +86,7 @@ fn choose_several(arg: &GpuArg, fallback: Fallback) -> Result<Vec<Chosen>> {
     if let Some(name) = names.iter().flatten().find(|name| !is_known(name)) {
         return Err(unknown(name));
     }
-    // One driver for all: what it registers for one GPU is registered for the others.
+    // One driver for all GPUs, so that memory registered for one is registered for all.
     let cuda = Cuda::load();
     let (mut chosen, mut seen) = (Vec::new(), HashSet::new());
     for name in names.into_iter().flatten() {
@@ -95,8 +95,8 @@ fn choose_several(arg: &GpuArg, fallback: Fallback) -> Result<Vec<Chosen>> {
             continue;
         }
         let gpu = match &cuda {
-            Ok(cuda) => cuda.open(&name).map_err(|error| refused(&name, &error))?,
-            Err(error) => return Err(refused(&name, error)),
+            Ok(cuda) => cuda.open(&name).map_err(|error| unusable(&name, &error))?,
+            Err(error) => return Err(unusable(&name, error)),
         };
         if !seen.insert(gpu.device().pci.clone()) {
             return Err(CliError::Usage(format!("-g: GPU {name} is named twice")));
@@ -106,17 +106,17 @@ fn choose_several(arg: &GpuArg, fallback: Fallback) -> Result<Vec<Chosen>> {
     Ok(chosen)
 }
 
-/// The GPU that a description names, or the best one.
+/// The named GPU, or the default one.
 pub(crate) fn choose(arg: &GpuArg) -> Result<Chosen> {
     choose_or(arg, Fallback::Warned)
 }
 
-/// The same for a file of this machine, which is only loaded into an emulated GPU if it is named.
+/// Like [`choose`], for a local file: an emulated GPU is used only if it is named.
 pub(crate) fn require(arg: &GpuArg) -> Result<Chosen> {
     choose_or(arg, Fallback::Refused)
 }
 
-/// The GPU that a description names, or CUDA's first, or what `Fallback` says.
+/// The named GPU, or the first CUDA GPU, or the fallback.
 pub(crate) fn choose_or(arg: &GpuArg, fallback: Fallback) -> Result<Chosen> {
     choose_named(arg.gpu.as_deref(), fallback)
 }
@@ -125,7 +125,7 @@ fn choose_named(name: Option<&str>, fallback: Fallback) -> Result<Chosen> {
     match name {
         None => match open("0") {
             Ok(gpu) => Ok(cuda(gpu, "the first that CUDA shows")),
-            Err(error) if fallback == Fallback::Refused => Err(refused("0", &error)),
+            Err(error) if fallback == Fallback::Refused => Err(unusable("0", &error)),
             Err(error) => {
                 if fallback == Fallback::Warned {
                     report::warn(&format!("using the emulated GPU (-g emu): {error}"));
@@ -135,23 +135,23 @@ fn choose_named(name: Option<&str>, fallback: Fallback) -> Result<Chosen> {
         },
         Some(ALL) => match count() {
             Ok(0) => {
-                Err(refused(ALL, &Error::NoSuchGpu { name: ALL.into(), have: "CUDA shows none".into() }))
+                Err(unusable(ALL, &Error::NoSuchGpu { name: ALL.into(), have: "CUDA shows none".into() }))
             }
             Ok(_) => Err(CliError::Usage("-g all: this command takes one GPU".into())),
-            Err(error) => Err(refused(ALL, &error)),
+            Err(error) => Err(unusable(ALL, &error)),
         },
         Some("emu") => Ok(emulated("the emulated GPU (CPU threads), as requested".into())),
         Some("emu:udmabuf") => emulated_exported(),
         Some(name) if name.strip_prefix("emu:").is_some_and(is_pci_address) => emulated_on(&name[4..]),
         Some(name) if is_number(name) || is_pci_address(name) => match open(name) {
             Ok(gpu) => Ok(cuda(gpu, "as requested")),
-            Err(error) => Err(refused(name, &error)),
+            Err(error) => Err(unusable(name, &error)),
         },
         Some(name) => Err(unknown(name)),
     }
 }
 
-fn refused(name: &str, error: &Error) -> CliError {
+fn unusable(name: &str, error: &Error) -> CliError {
     CliError::not_possible(format!("using GPU {name}"), error.to_string(), "Use the emulated GPU: -g emu")
 }
 
@@ -161,12 +161,12 @@ fn unknown(name: &str) -> CliError {
     }
     CliError::Usage(format!(
         "'{}' is not a GPU: -g takes emu, emu:ADDRESS (with the memory of that PCI device), emu:udmabuf, a CUDA ordinal such as 0, a PCI \
-         address, or for load and bench load all",
+         address, or all (load and bench load only)",
         name.escape_debug()
     ))
 }
 
-/// A GPU that CUDA drives: the one that was named, or the first.
+/// The named CUDA GPU, or the first.
 pub(crate) fn cuda_only(arg: &GpuArg) -> Result<onehop_gpu::cuda::CudaGpu> {
     let name = arg.gpu.as_deref().unwrap_or("0");
     open(name).map_err(|error| {
@@ -194,11 +194,10 @@ fn emulated(why: String) -> Chosen {
     Chosen { gpu: Arc::new(Emulated::new()), why }
 }
 
-/// An emulated GPU whose memory is a device's, which a drive has to reach over the bus as it has to reach a real GPU's.
+/// An emulated GPU whose memory is a device's BAR, which drives reach over the bus like a real GPU's.
 fn emulated_on(device: &str) -> Result<Chosen> {
     let memory = onehop_pci::bar_memory(&Root::here(), device.parse()?, None).map_err(|error| {
-        let fix =
-            "Name a device with a BAR of memory, or use the emulated GPU with this machine's memory: -g emu";
+        let fix = "Name a device with a memory BAR, or use the emulated GPU with host memory: -g emu";
         CliError::not_possible(format!("using memory of {device}"), error.to_string(), fix)
     })?;
     let why = format!(
@@ -208,15 +207,15 @@ fn emulated_on(device: &str) -> Result<Chosen> {
     Ok(Chosen { gpu: Arc::new(Emulated::with_vram(memory)), why })
 }
 
-/// An emulated GPU whose memory a driver imports as it imports a real GPU's.
+/// An emulated GPU whose memory is a dma-buf, which drivers import like a real GPU's.
 fn emulated_exported() -> Result<Chosen> {
-    let memory = Udmabuf::new(EXPORTED).map_err(|error| {
-        let fix = "Load udmabuf, be root, or use the emulated GPU with this machine's memory: -g emu";
+    let memory = Udmabuf::new(UDMABUF_BYTES).map_err(|error| {
+        let fix = "Load udmabuf, run as root, or use the emulated GPU with host memory: -g emu";
         CliError::not_possible("exporting memory as a dma-buf", error.to_string(), fix)
     })?;
     let why = format!(
         "the emulated GPU (CPU threads) with {} of memory that udmabuf exports",
-        units::bytes(EXPORTED as u64)
+        units::bytes(UDMABUF_BYTES as u64)
     );
     Ok(Chosen { gpu: Arc::new(Emulated::with_exported(memory)), why })
 }

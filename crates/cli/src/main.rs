@@ -1,4 +1,5 @@
-//! The `onehop` command: moves bytes from a PCIe device into GPU memory in one hop, and reports the route that they took.
+//! The `onehop` command: moves bytes from a PCIe device into GPU memory in one hop, and reports the route that they
+//! took.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -31,17 +32,16 @@ use stop::StopFlag;
 fn main() -> ExitCode {
     let args = match args::parse() {
         Ok(args) => args,
-        Err(error) => return refuse(&error),
+        Err(error) => return print_parse_error(&error),
     };
     let json = args.json;
-    let ended = StopFlag::install().and_then(|stop| run(&args.command, &CommandContext { stop, json }));
-    ExitCode::from(match ended {
+    let result = StopFlag::install().and_then(|stop| run(&args.command, &CommandContext { stop, json }));
+    ExitCode::from(match result {
         Ok(report) => report.print(json),
         Err(error) => report::print_error(&error, json),
     })
 }
 
-/// Runs a command.
 pub(crate) fn run(command: &Command, context: &CommandContext) -> Result<Report> {
     match command {
         Command::Demo(args) => commands::demo::run(args, context),
@@ -76,21 +76,21 @@ pub(crate) fn run(command: &Command, context: &CommandContext) -> Result<Report>
     }
 }
 
-/// Prints what clap reports: help and version, or wrong arguments.
-fn refuse(error: &clap::Error) -> ExitCode {
+/// Prints what clap reports: help, the version, or an argument error.
+fn print_parse_error(error: &clap::Error) -> ExitCode {
     let printed = report::print_usage(error);
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         return ExitCode::from(printed.map_or_else(|error| report::print_error(&error, false), |()| 0));
     }
-    // The arguments could not be parsed, so the flag has to be looked for by hand.
+    // Parsing failed, so clap has no value for --json.
     if std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json") {
         let text = error.to_string();
-        // What is wrong; how to use the command follows after an empty line. Help begins with what the command is for.
-        let wrong = match error.kind() {
+        // The message ends at the first empty line; usage follows. For a missing command, clap prints help instead.
+        let message = match error.kind() {
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "a command is missing",
             _ => text.split("\n\n").next().unwrap_or_default(),
         };
-        let words: Vec<_> = wrong.strip_prefix("error: ").unwrap_or(wrong).split_whitespace().collect();
+        let words: Vec<_> = message.strip_prefix("error: ").unwrap_or(message).split_whitespace().collect();
         report::print_error_document(&CliError::Usage(words.join(" ")));
     }
     ExitCode::from(2)

@@ -11,15 +11,15 @@ use crate::error::{CliError, Result};
 use crate::noise::Noise;
 use crate::stop::StopFlag;
 
-/// Bytes that are drawn at a time: whole words.
-const DRAWN: usize = 1 << 20;
+/// Bytes generated between checks for Ctrl-C, a multiple of a word.
+const CHUNK: usize = 1 << 20;
 /// Columns of the large tensors.
 const COLUMNS: usize = 1024;
-/// Under this, the model's metadata holds the checksums of its tensors by name, as JSON: one entry, because the order
-/// of several would differ from run to run, and with it the file.
+/// The metadata entry with the checksums of all tensors, as JSON. They share one entry, because the order of several
+/// entries, and so the file, would differ from run to run.
 const HASHES: &str = "crc32c";
 
-/// The large tensors: name, type, bytes of an element, sixteenths of the model.
+/// Large tensors: name, type, bytes of an element, sixteenths of the model.
 const LARGE: [(&str, Dtype, usize, usize); 5] = [
     ("embed_tokens.weight", Dtype::BF16, 2, 5),
     ("layers.0.attention.weight", Dtype::F32, 4, 4),
@@ -28,19 +28,20 @@ const LARGE: [(&str, Dtype, usize, usize); 5] = [
     ("lm_head.weight", Dtype::BF16, 2, 2),
 ];
 
-/// The small ones, of unusual sizes, so that the tensors after them start within a block.
+/// Small tensors of unaligned sizes, so that the tensors after them start within a block: name, type, bytes of an
+/// element, elements.
 const SMALL: [(&str, Dtype, usize, usize); 3] = [
     ("layers.0.norm.weight", Dtype::F32, 4, 1021),
     ("positions", Dtype::I64, 8, 129),
     ("mask", Dtype::U8, 1, 777),
 ];
 
-/// The file of a model of about `bytes` bytes, all drawn from `seed`.
-pub(crate) fn make(bytes: u64, seed: u64, stop: &StopFlag) -> Result<Vec<u8>> {
+/// Generates a model file of about `bytes` bytes from a seed.
+pub(crate) fn generate(bytes: u64, seed: u64, stop: &StopFlag) -> Result<Vec<u8>> {
     let mut noise = Noise(seed);
-    let mut draw = |count| -> Result<Vec<u8>> {
+    let mut random_bytes = |count| -> Result<Vec<u8>> {
         let mut out = vec![0; count];
-        for part in out.chunks_mut(DRAWN) {
+        for part in out.chunks_mut(CHUNK) {
             stop.check()?;
             noise.fill(part);
         }
@@ -50,29 +51,29 @@ pub(crate) fn make(bytes: u64, seed: u64, stop: &StopFlag) -> Result<Vec<u8>> {
     let mut tensors = Vec::new();
     for (name, dtype, element, share) in LARGE {
         let rows = (sixteenth.saturating_mul(share) / (COLUMNS * element)).max(1);
-        tensors.push((name, dtype, vec![rows, COLUMNS], draw(rows * COLUMNS * element)?));
+        tensors.push((name, dtype, vec![rows, COLUMNS], random_bytes(rows * COLUMNS * element)?));
     }
     for (name, dtype, element, count) in SMALL {
-        tensors.push((name, dtype, vec![count], draw(count * element)?));
+        tensors.push((name, dtype, vec![count], random_bytes(count * element)?));
     }
     let hashes: BTreeMap<_, _> =
         tensors.iter().map(|(name, .., data)| (*name, hash(crc32c::crc32c(data)))).collect();
     let metadata = HashMap::from([(HASHES.to_owned(), serde_json::json!(hashes).to_string())]);
-    let wrong = |e| CliError::Failed(format!("the demo's model cannot be made: {e}"));
+    let failed = |e| CliError::Failed(format!("the demo's model cannot be generated: {e}"));
     let views = tensors
         .iter()
         .map(|(name, dtype, shape, data)| Ok((*name, TensorView::new(*dtype, shape.clone(), data)?)))
         .collect::<std::result::Result<Vec<_>, _>>()
-        .map_err(wrong)?;
-    serialize(views, Some(metadata)).map_err(wrong)
+        .map_err(failed)?;
+    serialize(views, Some(metadata)).map_err(failed)
 }
 
-/// A checksum as the model states it.
+/// Formats a checksum as in the model's metadata.
 pub(crate) fn hash(crc: u32) -> String {
     format!("{crc:08x}")
 }
 
-/// The checksums that a model states of itself, by the tensors' names.
+/// The checksums in a model's metadata, by tensor name.
 pub(crate) fn hashes(model: &Model) -> Result<BTreeMap<String, String>> {
     let entries = model.metadata.iter().flat_map(|metadata| match metadata {
         Metadata::Safetensors(entries) => entries.as_slice(),

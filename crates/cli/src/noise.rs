@@ -1,11 +1,11 @@
 //! Pseudo-random bytes (xorshift64*) for generated models and files.
 
-/// A stream of them, from a seed.
+/// A generator; the field is its seed.
 pub(crate) struct Noise(pub(crate) u64);
 
 impl Noise {
     fn next(&mut self) -> u64 {
-        // Zero is the one state that gives nothing but zeroes.
+        // From state 0 the generator yields only zeroes.
         let mut x = if self.0 == 0 { 0x9e37_79b9_7f4a_7c15 } else { self.0 };
         x ^= x >> 12;
         x ^= x << 25;
@@ -14,7 +14,7 @@ impl Noise {
         x.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// The next word.
+    /// Fills a buffer.
     pub(crate) fn fill(&mut self, out: &mut [u8]) {
         for chunk in out.chunks_mut(8) {
             let word = self.next().to_le_bytes();

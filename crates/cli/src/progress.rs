@@ -1,4 +1,4 @@
-//! A progress bar on stderr, where that is a terminal.
+//! A progress bar on stderr, if that is a terminal.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 
 use crate::units;
 
-/// How long no rate is shown: a load's first bytes are counted when many have already arrived.
-const UNKNOWN: Duration = Duration::from_millis(500);
+/// No rate is shown before this: the first bytes of a load are counted late.
+const WARM_UP: Duration = Duration::from_millis(500);
 
 /// A bar that is cleared on drop.
 pub(crate) struct TransientBar(ProgressBar);
@@ -31,7 +31,7 @@ impl TransientBar {
         let bar = ProgressBar::new(total).with_message(what);
         if let Ok(style) = ProgressStyle::with_template(template) {
             let rate = move |state: &ProgressState, out: &mut dyn Write| {
-                // An error here has nowhere to go.
+                // A progress bar cannot report errors.
                 let _ = out.write_str(&rate(state.pos(), total, state.elapsed()));
             };
             bar.set_style(style.with_key("rate", rate));
@@ -39,13 +39,13 @@ impl TransientBar {
         Self(bar)
     }
 
-    /// A function that sets how much is done.
+    /// A function that sets the position.
     pub(crate) fn setter(&self) -> impl Fn(u64) + Send + use<> {
         let bar = self.0.clone();
         move |done| bar.set_position(done)
     }
 
-    /// Adds what is done.
+    /// Advances the position.
     pub(crate) fn add(&self, done: u64) {
         self.0.inc(done);
     }
@@ -57,9 +57,9 @@ impl Drop for TransientBar {
     }
 }
 
-/// The rate since the start, and the time that is left at that rate; nothing as long as it would be a guess.
+/// The average rate and the remaining time, or nothing while they are unknown.
 fn rate(done: u64, total: u64, elapsed: Duration) -> String {
-    if done == 0 || elapsed < UNKNOWN {
+    if done == 0 || elapsed < WARM_UP {
         return String::new();
     }
     let rate = done as f64 / elapsed.as_secs_f64();

@@ -1,4 +1,4 @@
-//! What a command reports: a document for machines, text for people. Only this module writes to stdout.
+//! The report of a command: a JSON document and a text. Only this module writes to stdout.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
@@ -9,44 +9,44 @@ use serde_json::{Value, json};
 use crate::error::{CliError, Result};
 use crate::terminal;
 
-/// Lines for people, most with a label in front.
+/// The text of a report: lines, most of them with a label.
 #[derive(Default)]
 pub(crate) struct ReportText(Vec<Line>);
 
-/// A line, or several, before they are wrapped.
+/// One or more lines before wrapping.
 #[derive(Clone)]
 struct Line {
     text: String,
-    /// The column in which its later rows begin, where it is too long for the terminal.
+    /// The column in which continuation rows begin.
     indent: Option<usize>,
 }
 
-/// The column after a label.
+/// The column after the label.
 const LABEL: usize = 12;
 
 impl ReportText {
-    /// A line with a label in front.
+    /// Adds a line with a label.
     pub(crate) fn row(&mut self, label: &str, what: impl Display) {
-        self.0.push(Line { text: visible(&format!("{label:<11} {what}")), indent: Some(LABEL) });
+        self.0.push(Line { text: escape_control(&format!("{label:<11} {what}")), indent: Some(LABEL) });
     }
 
-    /// All lines of another.
+    /// Adds all lines of another text.
     pub(crate) fn append(&mut self, other: &Self) {
         self.0.extend_from_slice(&other.0);
     }
 
-    /// A line as it is.
+    /// Adds a line without a label.
     pub(crate) fn line(&mut self, what: impl Display) {
-        self.0.push(Line { text: visible(&what.to_string()), indent: None });
+        self.0.push(Line { text: escape_control(&what.to_string()), indent: None });
     }
 
-    /// A line with colours. Its other control characters must have been escaped.
+    /// Adds a line with colours. Other control characters must already be escaped.
     pub(crate) fn coloured(&mut self, what: String) {
         self.0.push(Line { text: what, indent: None });
     }
 
-    /// All lines, wrapped to a terminal's width if they go to one.
-    fn shown(&self, width: Option<usize>) -> String {
+    /// All lines, wrapped if a width is given.
+    fn wrapped(&self, width: Option<usize>) -> String {
         let mut out = String::new();
         for Line { text, indent } in &self.0 {
             for line in text.split('\n') {
@@ -57,13 +57,13 @@ impl ReportText {
     }
 }
 
-/// What machines read.
+/// The JSON document of a report.
 enum Document {
-    Whole(Value),
+    Value(Value),
     Streamed(Box<dyn Streamed>),
 }
 
-/// A document that can be written without being built as a whole first.
+/// A document that is serialized while it is written.
 trait Streamed {
     fn write(&self, out: &mut dyn Write) -> serde_json::Result<()>;
 }
@@ -74,7 +74,7 @@ impl<T: Serialize> Streamed for T {
     }
 }
 
-/// The version of all documents: fields may be added to it, and none is removed or changed.
+/// The version of all documents. Fields may be added to a version; none is removed or changed.
 const SCHEMA: u32 = 1;
 
 /// A document with its version.
@@ -86,7 +86,7 @@ pub(crate) struct Versioned<'a, T> {
 }
 
 impl<'a, T: Serialize> Versioned<'a, T> {
-    /// The document in today's version.
+    /// Adds the current version.
     pub(crate) fn new(document: &'a T) -> Self {
         Self { schema: SCHEMA, document }
     }
@@ -105,64 +105,65 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// A command that succeeded.
+    /// The report of a command that succeeded.
     pub(crate) fn new(document: impl Serialize, text: ReportText) -> Result<Self> {
         let document = Versioned::new(&document).to_value()?;
-        Ok(Self { document: Document::Whole(document), text, failure: None })
+        Ok(Self { document: Document::Value(document), text, failure: None })
     }
 
-    /// The same with a document that may be long: it is written as it is generated. Nothing in it can have failed.
+    /// Like [`Self::new`], for a long document, which is serialized while it is written. Such a report cannot have a
+    /// failure.
     pub(crate) fn streamed(document: impl Serialize + 'static, text: ReportText) -> Self {
         Self { document: Document::Streamed(Box::new(document)), text, failure: None }
     }
 
-    /// There is a report, but it reports a failure.
+    /// Adds a failure, if there is one.
     pub(crate) fn failed(mut self, failure: Option<CliError>) -> Self {
-        if let (Some(failure), Document::Whole(Value::Object(fields))) = (&failure, &mut self.document) {
+        if let (Some(failure), Document::Value(Value::Object(fields))) = (&failure, &mut self.document) {
             fields.insert("error".into(), json!(failure.document()));
         }
         self.failure = failure;
         self
     }
 
-    /// The document, the text for people, and the failure, if there is one.
+    /// The document, the text and the failure.
     pub(crate) fn into_parts(self) -> Result<(Value, String, Option<CliError>)> {
         let document = match self.document {
-            Document::Whole(document) => document,
+            Document::Value(document) => document,
             Document::Streamed(document) => {
                 let mut bytes = Vec::new();
                 document.write(&mut bytes).and_then(|()| serde_json::from_slice(&bytes)).map_err(not_json)?
             }
         };
-        Ok((document, self.text.shown(None), self.failure))
+        Ok((document, self.text.wrapped(None), self.failure))
     }
 
-    /// Prints it; returns the exit code.
+    /// Prints the report; returns the exit code.
     pub(crate) fn print(&self, json: bool) -> u8 {
-        let lost = match &self.document {
-            _ if !json => print_text(&self.text.shown(terminal::width(std::io::stdout()))),
-            Document::Whole(document) => print_document(document),
+        let written = match &self.document {
+            _ if !json => print_text(&self.text.wrapped(terminal::width(std::io::stdout()))),
+            Document::Value(document) => print_document(document),
             Document::Streamed(document) => print_streamed(&**document),
         };
-        [self.failure.as_ref(), lost.err().as_ref()].into_iter().flatten().fold(0, |code, error| {
-            complain(error);
+        [self.failure.as_ref(), written.err().as_ref()].into_iter().flatten().fold(0, |code, error| {
+            note_error(error);
             if code == 0 { error.code() } else { code }
         })
     }
 }
 
-/// Prints why there is no report; returns the exit code.
+/// Prints the error of a command without a report; returns the exit code.
 pub(crate) fn print_error(error: &CliError, json: bool) -> u8 {
-    complain(error);
+    note_error(error);
     if json {
         print_error_document(error);
     }
     error.code()
 }
 
-/// Prints the document of an error.
+/// Prints an error as JSON.
 pub(crate) fn print_error_document(error: &CliError) {
-    // It is on stderr, too.
+    // The error is on stderr, too.
     let _ = print_document(&json!(Versioned::new(&json!({ "error": error.document() }))));
 }
 
@@ -177,17 +178,17 @@ fn print_document(document: &Value) -> Result<()> {
 fn print_streamed(document: &dyn Streamed) -> Result<()> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let written = document.write(&mut out).map_err(std::io::Error::from);
-    printed(written.and_then(|()| writeln!(out)).and_then(|()| out.flush()))
+    check_written(written.and_then(|()| writeln!(out)).and_then(|()| out.flush()))
 }
 
 fn print_text(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+    check_written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
-fn printed(written: std::io::Result<()>) -> Result<()> {
+fn check_written(written: std::io::Result<()>) -> Result<()> {
     match written {
-        // A reader that has seen enough closes the pipe; that is not a failure.
+        // A reader may close the pipe early; that is not a failure.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(CliError::Failed(format!("the result cannot be written to standard output: {error}")))
         }
@@ -195,7 +196,7 @@ fn printed(written: std::io::Result<()>) -> Result<()> {
     }
 }
 
-fn complain(error: &CliError) {
+fn note_error(error: &CliError) {
     note(&error.to_string());
 }
 
@@ -204,49 +205,50 @@ pub(crate) fn warn(what: &str) {
     note(&format!("warning: {what}"));
 }
 
-/// Prints clap's output: help as it is, because clap wraps it; errors wrapped here, because clap does not.
+/// Prints clap's output. Clap wraps help, but not errors; those are wrapped here.
 pub(crate) fn print_usage(error: &clap::Error) -> Result<()> {
     let err = std::io::stderr();
     let written = match terminal::width(std::io::stderr()).filter(|_| error.use_stderr()) {
         Some(width) => {
-            let said = error.render();
-            let said = if terminal::has_colour(&err) { said.ansi().to_string() } else { said.to_string() };
+            let styled = error.render();
+            let message =
+                if terminal::has_colour(&err) { styled.ansi().to_string() } else { styled.to_string() };
             let mut text = ReportText::default();
-            text.coloured(said.trim_end().to_owned());
-            err.lock().write_all(text.shown(Some(width)).as_bytes())
+            text.coloured(message.trim_end().to_owned());
+            err.lock().write_all(text.wrapped(Some(width)).as_bytes())
         }
         None => error.print(),
     };
-    printed(written)
+    check_written(written)
 }
 
-/// Prints a line on stderr; a closed stderr is no reason to stop.
+/// Prints a line on stderr. A closed stderr is ignored.
 pub(crate) fn note(what: &str) {
     let mut text = ReportText::default();
-    text.line(format_args!("onehop: {}", shown(what)));
-    let _ = std::io::stderr().write_all(text.shown(terminal::width(std::io::stderr())).as_bytes());
+    text.line(format_args!("onehop: {}", sanitized(what)));
+    let _ = std::io::stderr().write_all(text.wrapped(terminal::width(std::io::stderr())).as_bytes());
 }
 
-/// Text with foreign names in it, for a terminal: control characters escaped, and the middle of a very long text left out.
-pub(crate) fn shown(text: &str) -> String {
-    const EACH: usize = 2000;
-    let text = visible(text);
+/// Makes text with untrusted names printable: escapes control characters, and removes the middle of very long text.
+pub(crate) fn sanitized(text: &str) -> String {
+    const END_CHARS: usize = 2000;
+    let text = escape_control(text);
     let length = text.chars().count();
-    let left_out = length.saturating_sub(2 * EACH);
+    let left_out = length.saturating_sub(2 * END_CHARS);
     if left_out == 0 {
         return text;
     }
-    let end = text.chars().skip(length - EACH);
-    text.chars().take(EACH).chain(format!(" … ({left_out} characters) … ").chars()).chain(end).collect()
+    let end = text.chars().skip(length - END_CHARS);
+    text.chars().take(END_CHARS).chain(format!(" … ({left_out} characters) … ").chars()).chain(end).collect()
 }
 
-/// The same without control characters, but for the ends of lines.
-fn visible(text: &str) -> String {
+/// Escapes control characters other than newlines.
+fn escape_control(text: &str) -> String {
     let each = |c: char| if c.is_control() && c != '\n' { c.escape_default().to_string() } else { c.into() };
     text.chars().map(each).collect()
 }
 
-/// A number that may be too large for a JSON reader: as text then.
+/// A number as JSON; as a string if it exceeds 64 bits.
 pub(crate) fn number(value: u128) -> Value {
     u64::try_from(value).map_or_else(|_| json!(value.to_string()), |small| json!(small))
 }

@@ -1,4 +1,4 @@
-//! Where the named files come from: this machine, or a server.
+//! The stores that named files are read from: this machine, or servers.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -8,21 +8,21 @@ use onehop_load::{Local, Store};
 use crate::error::{CliError, Result};
 use crate::stop::StopFlag;
 
-/// The store that reads files of these names.
+/// The store for these paths and addresses.
 pub(crate) fn store(paths: &[PathBuf], stop: &StopFlag) -> Result<Box<dyn Store>> {
     match paths.iter().find(|path| is_address(path)) {
         None => Ok(Box::new(Local)),
-        Some(first) => anywhere(first, stop),
+        Some(first) => remote_store(first, stop),
     }
 }
 
-/// Whether it is an address, not a path.
+/// Whether this is an address rather than a path.
 fn is_address(path: &Path) -> bool {
     path.to_str().is_some_and(|text| text.contains("://"))
 }
 
 #[cfg(not(feature = "remote"))]
-fn anywhere(first: &Path, _: &StopFlag) -> Result<Box<dyn Store>> {
+fn remote_store(first: &Path, _: &StopFlag) -> Result<Box<dyn Store>> {
     Err(CliError::not_possible(
         format!("loading {}", first.display()),
         "this build cannot read from servers",
@@ -31,7 +31,7 @@ fn anywhere(first: &Path, _: &StopFlag) -> Result<Box<dyn Store>> {
 }
 
 #[cfg(feature = "remote")]
-fn anywhere(_: &Path, stop: &StopFlag) -> Result<Box<dyn Store>> {
+fn remote_store(_: &Path, stop: &StopFlag) -> Result<Box<dyn Store>> {
     use onehop_load::remote::{Config, Remote};
 
     let s3 = std::env::vars_os().filter_map(|(name, value)| {
@@ -39,7 +39,7 @@ fn anywhere(_: &Path, stop: &StopFlag) -> Result<Box<dyn Store>> {
         Some((name, value.to_str()?.to_owned()))
     });
     let remote = Remote::new(Config { s3: s3.collect(), stopped: stop.shared(), ..Config::default() })?;
-    Ok(Box::new(both::Anywhere(remote)))
+    Ok(Box::new(both::LocalOrRemote(remote)))
 }
 
 #[cfg(feature = "remote")]
@@ -50,32 +50,32 @@ mod both {
     use onehop_load::remote::Remote;
     use onehop_load::{Kind, Local, Result, Source, Store};
 
-    /// This machine for paths, servers for addresses.
-    pub(super) struct Anywhere(pub(super) Remote);
+    /// Reads paths from this machine, and addresses from servers.
+    pub(super) struct LocalOrRemote(pub(super) Remote);
 
-    impl Anywhere {
-        fn of(&self, path: &Path) -> &dyn Store {
+    impl LocalOrRemote {
+        fn store(&self, path: &Path) -> &dyn Store {
             if super::is_address(path) { &self.0 } else { &Local }
         }
     }
 
-    impl Store for Anywhere {
+    impl Store for LocalOrRemote {
         fn kind(&self, path: &Path) -> Result<Kind> {
-            self.of(path).kind(path)
+            self.store(path).kind(path)
         }
 
         fn names(&self, path: &Path) -> Result<Vec<OsString>> {
-            self.of(path).names(path)
+            self.store(path).names(path)
         }
 
         fn open(&self, path: &Path) -> Result<Box<dyn Source>> {
-            self.of(path).open(path)
+            self.store(path).open(path)
         }
     }
 }
 
-/// The file to write must not be the one that is read, or holds the drive's blocks.
-pub(crate) fn refuse_same(out: &Path, read: &Path) -> Result<()> {
+/// Refuses an output file that is also an input: a file that is read, or the image of the drive.
+pub(crate) fn refuse_overwrite(out: &Path, read: &Path) -> Result<()> {
     let identity = |path: &Path| path.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
     if identity(out).is_some() && identity(out) == identity(read) {
         return Err(CliError::Usage(format!(

@@ -1,4 +1,4 @@
-//! Ctrl-C: the first asks for an orderly end, the second ends at once.
+//! Ctrl-C: the first requests an orderly stop, the second exits at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,51 +10,51 @@ use crate::error::{CliError, Result};
 /// The exit code of a command that was stopped.
 const STOPPED: i32 = 130;
 
-/// Whether the user asked for an end. Clones share the flag.
+/// Whether the user requested a stop. Clones share the flag.
 #[derive(Clone, Default)]
 pub(crate) struct StopFlag {
-    asked: Arc<AtomicBool>,
-    /// Whether a second request is ignored: the orderly end is under way, and must not be cut short.
-    orderly: Arc<AtomicBool>,
+    requested: Arc<AtomicBool>,
+    /// Whether a second request is ignored, so that the orderly stop is not cut short.
+    ignores_second: Arc<AtomicBool>,
 }
 
 impl StopFlag {
-    /// One that SIGINT, SIGTERM and SIGHUP set.
+    /// Creates a flag that SIGINT, SIGTERM and SIGHUP set.
     pub(crate) fn install() -> Result<Self> {
         let flag = Self::default();
         let seen = flag.clone();
         ctrlc::set_handler(move || {
-            if seen.asked.swap(true, Ordering::SeqCst) && !seen.orderly.load(Ordering::SeqCst) {
+            if seen.requested.swap(true, Ordering::SeqCst) && !seen.ignores_second.load(Ordering::SeqCst) {
                 std::process::exit(STOPPED);
             }
         })
-        .map_err(|e| CliError::Failed(format!("no handler for Ctrl-C can be installed: {e}")))?;
+        .map_err(|e| CliError::Failed(format!("cannot install a handler for Ctrl-C: {e}")))?;
         Ok(flag)
     }
 
-    /// Whether the user asked for an end.
+    /// Whether a stop was requested.
     pub(crate) fn is_set(&self) -> bool {
-        self.asked.load(Ordering::SeqCst)
+        self.requested.load(Ordering::SeqCst)
     }
 
-    /// The flag itself, for code that waits elsewhere.
+    /// The flag itself, for code outside this crate.
     #[cfg(feature = "remote")]
     pub(crate) fn shared(&self) -> Arc<AtomicBool> {
-        self.asked.clone()
+        self.requested.clone()
     }
 
-    /// The flag in the form in which drives take it.
+    /// The flag as a signal for drives.
     pub(crate) fn signal(&self) -> StopSignal {
-        self.asked.clone().into()
+        self.requested.clone().into()
     }
 
-    /// From now on only an orderly end, for commands that would leave something behind and need no time to end. `timeout`
-    /// and shells signal a process and its group, so the process gets two signals.
-    pub(crate) fn end_in_order(&self) {
-        self.orderly.store(true, Ordering::SeqCst);
+    /// From now on, ignores a second signal: for commands that must clean up, and do so quickly. `timeout` and shells
+    /// signal a process and its group, so the process gets two signals.
+    pub(crate) fn ignore_second_signal(&self) {
+        self.ignores_second.store(true, Ordering::SeqCst);
     }
 
-    /// An error once the user asked for an end.
+    /// Returns an error if a stop was requested.
     pub(crate) fn check(&self) -> Result<()> {
         if self.is_set() { Err(CliError::Interrupted) } else { Ok(()) }
     }

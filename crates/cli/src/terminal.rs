@@ -1,15 +1,15 @@
-//! What the terminal at the other end can show: its width, colours, bars; and text wrapped to fit it.
+//! The capabilities of a terminal (width, colours, redrawing), and wrapping text to its width.
 
 use std::fmt::Write;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 
 /// The width of a terminal that reports none.
-const USUAL_WIDTH: usize = 80;
-/// Below this nothing would be readable, so longer lines are left to the terminal.
-const LEAST_WIDTH: usize = 40;
-/// A hanging indent further to the right leaves too little room for text.
-const MOST_INDENT: usize = 36;
+const DEFAULT_WIDTH: usize = 80;
+/// Narrower terminals are treated as this wide, because text wrapped further would be unreadable.
+const MIN_WIDTH: usize = 40;
+/// A larger hanging indent leaves too little space for text.
+const MAX_INDENT: usize = 36;
 
 /// Whether this is a terminal that shows colours, and `NO_COLOR` is not set.
 pub(crate) fn has_colour(out: &impl IsTerminal) -> bool {
@@ -26,17 +26,17 @@ fn is_dumb() -> bool {
     std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb")
 }
 
-/// How many columns this terminal has; none for a file or a pipe, whose lines stay as long as they are.
+/// The width of this terminal; `None` for a file or a pipe, whose lines are not wrapped.
 pub(crate) fn width(out: impl AsFd + IsTerminal) -> Option<usize> {
     if !out.is_terminal() {
         return None;
     }
     let columns = rustix::termios::tcgetwinsize(out).map_or(0, |size| usize::from(size.ws_col));
-    Some(if columns == 0 { USUAL_WIDTH } else { columns.max(LEAST_WIDTH) })
+    Some(if columns == 0 { DEFAULT_WIDTH } else { columns.max(MIN_WIDTH) })
 }
 
-/// A line cut at spaces so that no row is wider than this, but for words that are. Later rows begin in the column `indent`;
-/// without one, below the line's own text.
+/// Wraps a line at spaces. A word wider than `width` gets a row of its own. Continuation rows begin in column `indent`,
+/// or below the text of the line.
 pub(crate) fn wrap(line: &str, width: usize, indent: Option<usize>, out: &mut String) {
     if columns(line) <= width {
         out.push_str(line);
@@ -44,17 +44,17 @@ pub(crate) fn wrap(line: &str, width: usize, indent: Option<usize>, out: &mut St
         return;
     }
     let text = line.trim_start_matches(is_rail);
-    let margin: String = line[..line.len() - text.len()].chars().map(continued).collect();
+    let margin: String = line[..line.len() - text.len()].chars().map(continued_rail).collect();
     let hang = indent.unwrap_or_else(|| hanging(text, columns(&margin)));
-    let later = format!("{margin:<hang$}");
+    let continuation = format!("{margin:<hang$}");
     let begin = &line[..line.len() - text.len()];
     let (mut row, mut is_empty) = (begin.to_owned(), true);
-    // Spaces between words stay, as columns of a table have them.
+    // Spaces between words are kept, because they may align the columns of a table.
     for word in text.split_inclusive(' ') {
         let bare = word.trim_end_matches(' ');
         if !is_empty && columns(&row) + columns(bare) > width {
             let _ = writeln!(out, "{}", row.trim_end());
-            (row, is_empty) = (later.clone(), true);
+            (row, is_empty) = (continuation.clone(), true);
             if bare.is_empty() {
                 continue;
             }
@@ -65,7 +65,7 @@ pub(crate) fn wrap(line: &str, width: usize, indent: Option<usize>, out: &mut St
     let _ = writeln!(out, "{}", row.trim_end());
 }
 
-/// Where later rows begin: below the last column of a table, or two columns further in than the line.
+/// The column of continuation rows: that of the last table column, or two more than the margin.
 fn hanging(text: &str, margin: usize) -> usize {
     let mut at = margin;
     let (mut spaces, mut found) = (0, None);
@@ -80,7 +80,7 @@ fn hanging(text: &str, margin: usize) -> usize {
                 at += 1;
             }
             _ => {
-                if spaces >= 2 && at <= MOST_INDENT {
+                if spaces >= 2 && at <= MAX_INDENT {
                     found = Some(at);
                 }
                 spaces = 0;
@@ -91,20 +91,20 @@ fn hanging(text: &str, margin: usize) -> usize {
     found.unwrap_or(margin + 2)
 }
 
-/// What stands in front of a line: spaces, and the rails of a tree.
+/// Whether this is part of the margin of a line: spaces, and the rails of a tree.
 fn is_rail(letter: char) -> bool {
     matches!(letter, ' ' | '│' | '├' | '└' | '─')
 }
 
-/// The same in the rows that follow.
-fn continued(letter: char) -> char {
+/// How a margin character continues in the following rows.
+fn continued_rail(letter: char) -> char {
     match letter {
         '│' | '├' => '│',
         _ => ' ',
     }
 }
 
-/// The columns that a text takes: colours take none.
+/// The width of a text in columns; colour codes have none.
 fn columns(text: &str) -> usize {
     let mut is_code = false;
     let mut count = 0;
@@ -130,13 +130,13 @@ mod tests {
     }
 
     #[test]
-    fn short_lines_stay() {
+    fn short_lines_are_unchanged() {
         assert_eq!(wrapped("  a  b ", 40), "  a  b \n");
         assert_eq!(wrapped("", 40), "\n");
     }
 
     #[test]
-    fn later_rows_stand_below_the_text() {
+    fn continuation_rows_are_indented() {
         assert_eq!(wrapped("warm   one two three", 16), "warm   one two\n       three\n");
         assert_eq!(wrapped("one two three", 8), "one two\n  three\n");
         assert_eq!(wrapped("  ├─ one two three", 12), "  ├─ one two\n  │    three\n");

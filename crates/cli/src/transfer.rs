@@ -1,4 +1,4 @@
-//! The route's arguments, the text about a transfer, and how Ctrl-C and the progress bar reach one.
+//! The route options, the text about a transfer, and its progress and cancellation.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::report::ReportText;
 use crate::stop::StopFlag;
 use crate::units;
 
-/// How GPU threads use queues, as people say it.
+/// How GPU threads use queues.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ModeArg {
     /// Each queue is owned by one warp
@@ -19,10 +19,10 @@ pub(crate) enum ModeArg {
     Shared,
 }
 
-/// The options of [`RouteArgs`] that mean nothing for files of this machine.
-pub(crate) const OF_DRIVES: [&str; 4] = ["mode", "queues", "depth", "timeout"];
+/// The options of [`RouteArgs`] that apply to drives only.
+pub(crate) const DRIVE_OPTIONS: [&str; 4] = ["mode", "queues", "depth", "timeout"];
 
-/// The route that bytes are to take.
+/// The route options.
 #[derive(Clone, clap::Args)]
 pub(crate) struct RouteArgs {
     /// The route: auto (the best that works), or exactly gpu/tier3, gpu/posted, gpu/tier2, gpu/tier1, cpu/direct,
@@ -32,17 +32,17 @@ pub(crate) struct RouteArgs {
     /// How GPU threads use queues [default: owner]
     #[arg(long)]
     pub mode: Option<ModeArg>,
-    /// GPU threads on the one queue of --mode shared [default: 32]; to load or read files of this machine, the CPU threads
-    /// that read out of the page cache, and as many past it [default: one for each CPU less an eighth, 16 at most, and 16]
+    /// With --mode shared: GPU threads on the queue [default: 32]. For local files: CPU threads that read from the page
+    /// cache, and as many that read past it [default: 7/8 of the CPUs, at most 16; and 16]
     #[arg(long, value_name = "N", value_parser = units::within::<u32>(1..=1024))]
     pub threads: Option<u32>,
-    /// Queues of --mode owner, 1 to 1024, each with a warp of its own [default: 2]
+    /// With --mode owner: queues, 1 to 1024, each owned by a warp [default: 2]
     #[arg(long, value_name = "N", value_parser = units::within::<u16>(1..=1024))]
     pub queues: Option<u16>,
     /// Commands in flight on each queue, 1 to 65535
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = units::within::<u32>(1..=65535))]
     pub depth: u32,
-    /// How long a command may take before it is recovered [default: 5s; demo: 500ms]
+    /// How long a command may take before onehop recovers it [default: 5s; demo: 500ms]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     pub timeout: Option<Duration>,
 }
@@ -52,7 +52,10 @@ fn parse_route(text: &str) -> std::result::Result<RouteRequest, String> {
 }
 
 impl RouteArgs {
-    /// The options of a transfer on a drive, which do not contradict each other.
+    /// The options of a transfer with a drive.
+    ///
+    /// # Errors
+    /// When options contradict each other.
     pub(crate) fn options(&self) -> Result<RouteOptions> {
         let mode = self.mode.map(|mode| match mode {
             ModeArg::Owner => onehop_transfer::Mode::Owner,
@@ -67,18 +70,18 @@ impl RouteArgs {
         Ok(options)
     }
 
-    /// CPU threads that read files of this machine.
+    /// The number of CPU threads that read local files.
     pub(crate) fn reading_threads(&self) -> Result<Option<usize>> {
         match self.threads {
             Some(threads) if threads > 256 => {
-                Err(CliError::Usage("--threads: no more than 256 read files of this machine".into()))
+                Err(CliError::Usage("--threads: at most 256 for local files".into()))
             }
             threads => Ok(threads.map(|threads| threads as usize)),
         }
     }
 }
 
-/// A transfer's bar, and the flag that ends it.
+/// Shows the progress of a transfer, and cancels it after Ctrl-C.
 pub(crate) struct TransferWatch<'a> {
     bar: TransientBar,
     stop: &'a StopFlag,
@@ -100,14 +103,14 @@ impl Progress for TransferWatch<'_> {
     }
 }
 
-/// For what has no bar.
+/// Cancels without showing progress.
 impl Progress for StopFlag {
     fn is_cancelled(&self) -> bool {
         self.is_set()
     }
 }
 
-/// The rows that every transfer shows.
+/// Adds the rows common to all transfers.
 pub(crate) fn rows(outcome: &TransferOutcome, text: &mut ReportText) {
     let mark = |part| if outcome.simulated.contains(&part) { " (simulated)" } else { "" };
     text.row("drive", format!("{}{}", outcome.drive, mark("drive")));
@@ -122,13 +125,13 @@ pub(crate) fn rows(outcome: &TransferOutcome, text: &mut ReportText) {
         text.row("", "a second hop: the bytes were copied between host memory and vram");
     }
     if outcome.over_network {
-        text.row("", "the drive is across a network: the bytes went through host memory");
+        text.row("", "the drive is on the network: the bytes went through host memory");
     }
     text.row("", outcome.route_why);
     for no in &outcome.why_not_better {
         text.row("", format!("not {}: {}", no.route, no.why(". ")));
     }
-    text.row("queues", queue_words(&outcome.queues));
+    text.row("queues", queue_text(&outcome.queues));
     text.row(
         "moved",
         format!(
@@ -147,7 +150,7 @@ pub(crate) fn rows(outcome: &TransferOutcome, text: &mut ReportText) {
         );
         text.row("", format!("{launches} and {allocations} of memory for the commands"));
     }
-    text.row("trouble", trouble(outcome));
+    text.row("trouble", recoveries(outcome));
     if let Some(crc) = &outcome.crc32c {
         text.row("crc32c", format!("{crc} of the bytes in GPU memory"));
     }
@@ -158,13 +161,13 @@ pub(crate) fn rows(outcome: &TransferOutcome, text: &mut ReportText) {
             (Some(false), Some(by)) => {
                 format!("NO, the bytes in GPU memory are not what they should be: {by}")
             }
-            (None, Some(by)) => format!("not all of it: {by}"),
+            (None, Some(by)) => format!("partly: {by}"),
             (_, None) => "not requested (--verify)".into(),
         },
     );
 }
 
-fn trouble(outcome: &TransferOutcome) -> String {
+fn recoveries(outcome: &TransferOutcome) -> String {
     let mut words = units::count(outcome.retries, "retry");
     if outcome.repeats > 0 {
         let times = units::count(outcome.repeats, "time");
@@ -172,15 +175,15 @@ fn trouble(outcome: &TransferOutcome) -> String {
             "; a transfer repeated {times}, as a completion may have named the wrong command"
         ));
     }
-    let mut said: Vec<(String, u64)> = Vec::new();
+    let mut incidents: Vec<(String, u64)> = Vec::new();
     for incident in &outcome.incidents {
         let text = format!("{} was recovered by {}", incident.cause, incident.by);
-        match said.iter_mut().find(|(known, _)| *known == text) {
+        match incidents.iter_mut().find(|(known, _)| *known == text) {
             Some((_, times)) => *times += 1,
-            None => said.push((text, 1)),
+            None => incidents.push((text, 1)),
         }
     }
-    for (text, times) in said {
+    for (text, times) in incidents {
         words.push_str(&format!("; {text}"));
         if times > 1 {
             words.push_str(&format!(", {times} times"));
@@ -189,7 +192,7 @@ fn trouble(outcome: &TransferOutcome) -> String {
     words
 }
 
-fn queue_words(queues: &QueueUse) -> String {
+fn queue_text(queues: &QueueUse) -> String {
     let depth = units::count(queues.depth.into(), "command");
     match (queues.mode, queues.threads) {
         ("cpu", _) if queues.count > 1 => {

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Bytes: `4096`, `64K`, `1M`, `2GiB`; units are powers of 1024.
+/// Parses a size in bytes: `4096`, `64K`, `1M`, `2GiB`. Units are powers of 1024.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -19,18 +19,18 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     size.ok_or_else(|| "expected a size such as 4096, 64K, 1M or 2GiB".into())
 }
 
-/// A count or an address: decimal, or hexadecimal after `0x`.
+/// Parses a number: decimal, or hexadecimal after `0x`.
 pub(crate) fn parse_number(text: &str) -> Result<u64, String> {
-    let all = |part: &str, digit: fn(&u8) -> bool| part.bytes().all(|b| digit(&b));
+    let is_digits = |part: &str, digit: fn(&u8) -> bool| part.bytes().all(|b| digit(&b));
     let number = match text.strip_prefix("0x") {
-        Some(hex) if all(hex, u8::is_ascii_hexdigit) => u64::from_str_radix(hex, 16).ok(),
-        None if all(text, u8::is_ascii_digit) => text.parse().ok(),
+        Some(hex) if is_digits(hex, u8::is_ascii_hexdigit) => u64::from_str_radix(hex, 16).ok(),
+        None if is_digits(text, u8::is_ascii_digit) => text.parse().ok(),
         _ => None,
     };
     number.ok_or_else(|| "expected a whole number below 2^64, decimal or hexadecimal after 0x".into())
 }
 
-/// A whole number that lies within bounds.
+/// A parser for whole numbers within bounds.
 pub(crate) fn within<T: TryFrom<u64>>(
     bounds: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone {
@@ -40,7 +40,7 @@ pub(crate) fn within<T: TryFrom<u64>>(
     }
 }
 
-/// A time from a millisecond to an hour: `500ms`, `1.5s`; a number without a unit is in seconds.
+/// Parses a time from 1 ms to 1 h: `500ms`, `1.5s`. A number without a unit is in seconds.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let fits = |time: &Duration| (Duration::from_millis(1)..=Duration::from_secs(3600)).contains(time);
     time_of(text)
@@ -48,7 +48,7 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected a time from 1ms to 3600s, such as 500ms, 10s or 10 (seconds)".into())
 }
 
-/// A time to wait, which may be none: up to five seconds.
+/// Parses a pause from 0 to 5 s.
 pub(crate) fn parse_pause(text: &str) -> Result<Duration, String> {
     time_of(text)
         .filter(|time| *time <= Duration::from_secs(5))
@@ -67,7 +67,7 @@ fn time_of(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(number.parse::<f64>().ok()? * scale).ok()
 }
 
-/// Bytes for people: exact where it is short, rounded where it is not.
+/// Formats bytes for people: exactly if that is short, otherwise rounded.
 pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if count < 1024 {
@@ -75,7 +75,7 @@ pub(crate) fn bytes(count: u64) -> String {
     }
     let mut value = count as f64 / 1024.0;
     let mut unit = 0;
-    // A value that would print as 1024.0 of a unit is one of the next unit.
+    // A value that would print as 1024.0 uses the next unit.
     while (value * 10.0).round() >= 10240.0 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
@@ -84,7 +84,7 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{value:.*} {}", usize::from(!exact), UNITS[unit])
 }
 
-/// A count with its noun.
+/// Formats a count with its noun.
 pub(crate) fn count(n: u64, noun: &str) -> String {
     match (n, noun.strip_suffix('y')) {
         (1, _) => format!("{n} {noun}"),
@@ -94,7 +94,7 @@ pub(crate) fn count(n: u64, noun: &str) -> String {
     }
 }
 
-/// A time for people.
+/// Formats a time for people.
 pub(crate) fn time(time: Duration) -> String {
     let seconds = time.as_secs_f64();
     if seconds >= 1.0 {
@@ -106,7 +106,7 @@ pub(crate) fn time(time: Duration) -> String {
     }
 }
 
-/// Bytes as hexadecimal digits.
+/// Formats bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -95,8 +95,8 @@ fn unreported_losses_fail() {
 fn watch_can_cancel() {
     let bench = bench("usdr?rate=20M");
     let shape = bench.shape(Format::Ci16, 8192);
-    for asked in [0, 3, 40] {
-        let mut left = asked;
+    for calls in [0, 3, 40] {
+        let mut left = calls;
         let mut watch = |_| {
             left -= 1;
             left >= 0

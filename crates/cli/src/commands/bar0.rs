@@ -1,4 +1,4 @@
-//! `onehop drive dump-bar0`: the controller's registers by name. The controller is not reset for this.
+//! `onehop drive dump-bar0`: shows the controller's registers by name, without resetting it.
 
 use onehop_drive::Options;
 use onehop_os::Registers;
@@ -28,7 +28,7 @@ struct Register {
     at: u32,
     name: &'static str,
     bits: u8,
-    means: &'static str,
+    meaning: &'static str,
     fields: fn(u64) -> Fields,
 }
 
@@ -36,43 +36,42 @@ const fn register(
     at: u32,
     name: &'static str,
     bits: u8,
-    means: &'static str,
+    meaning: &'static str,
     fields: fn(u64) -> Fields,
 ) -> Register {
-    Register { at, name, bits, means, fields }
+    Register { at, name, bits, meaning, fields }
 }
 
-/// Every register that each controller has, and those of the controller memory buffer and of version 2.0.
+/// The common registers, and those of boot partitions, the controller memory buffer and NVMe 2.0.
 const REGISTERS: [Register; 21] = [
     register(at::CAP, "CAP", 64, "capabilities", cap),
     register(at::VS, "VS", 32, "version", version),
-    register(at::INTMS, "INTMS", 32, "interrupt mask set", plain),
-    register(at::INTMC, "INTMC", 32, "interrupt mask clear", plain),
+    register(at::INTMS, "INTMS", 32, "interrupt mask set", no_fields),
+    register(at::INTMC, "INTMC", 32, "interrupt mask clear", no_fields),
     register(at::CC, "CC", 32, "configuration", cc),
     register(at::CSTS, "CSTS", 32, "status", csts),
-    register(at::NSSR, "NSSR", 32, "subsystem reset", plain),
+    register(at::NSSR, "NSSR", 32, "subsystem reset", no_fields),
     register(at::AQA, "AQA", 32, "admin queue sizes", aqa),
-    register(at::ASQ, "ASQ", 64, "admin submission queue", plain),
-    register(at::ACQ, "ACQ", 64, "admin completion queue", plain),
+    register(at::ASQ, "ASQ", 64, "admin submission queue", no_fields),
+    register(at::ACQ, "ACQ", 64, "admin completion queue", no_fields),
     register(at::CMBLOC, "CMBLOC", 32, "memory buffer location", cmbloc),
     register(at::CMBSZ, "CMBSZ", 32, "memory buffer size", cmbsz),
-    register(at::BPINFO, "BPINFO", 32, "boot partition information", plain),
-    register(at::BPRSEL, "BPRSEL", 32, "boot partition read select", plain),
-    register(at::BPMBL, "BPMBL", 64, "boot partition memory buffer", plain),
+    register(at::BPINFO, "BPINFO", 32, "boot partition information", no_fields),
+    register(at::BPRSEL, "BPRSEL", 32, "boot partition read select", no_fields),
+    register(at::BPMBL, "BPMBL", 64, "boot partition memory buffer", no_fields),
     register(at::CMBMSC, "CMBMSC", 64, "memory buffer control", cmbmsc),
     register(at::CMBSTS, "CMBSTS", 32, "memory buffer status", cmbsts),
-    register(at::CMBEBS, "CMBEBS", 32, "memory buffer elasticity", plain),
-    register(at::CMBSWTP, "CMBSWTP", 32, "memory buffer write throughput", plain),
-    register(at::NSSD, "NSSD", 32, "subsystem shutdown", plain),
+    register(at::CMBEBS, "CMBEBS", 32, "memory buffer elasticity", no_fields),
+    register(at::CMBSWTP, "CMBSWTP", 32, "memory buffer write throughput", no_fields),
+    register(at::NSSD, "NSSD", 32, "subsystem shutdown", no_fields),
     register(at::CRTO, "CRTO", 32, "ready timeouts", crto),
 ];
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let found = drives::find(&args.drive.drive, &context.stop)?;
     let port = &found.backend;
     let (regs, name, simulated) = (port.regs.clone(), port.name.clone(), port.simulated);
-    // Kept alive while its registers are read: the drive is shut down on drop.
+    // Kept alive while registers are read, because dropping it shuts the drive down.
     let up = args.up.then(|| drives::bring_up(found, Options::default(), &context.stop)).transpose()?;
     if Cap(regs.read64(at::CAP)).gone() {
         return Err(onehop_drive::Error::Gone { drive: name, register: "CAP" }.into());
@@ -99,8 +98,8 @@ fn dump(register: &Register, regs: &dyn Registers, text: &mut ReportText) -> Val
     let hex = if wide { format!("{value:#018x}") } else { format!("{value:#010x}") };
     let fields = (register.fields)(value);
     let words: Vec<_> = fields.iter().map(|(name, value)| format!("{name} {value}")).collect();
-    let (at, name, means) = (format!("{:#04x}", register.at), register.name, register.means);
-    text.line(format_args!("{at}  {name:<8} {hex:<18}  {means}"));
+    let (at, name, meaning) = (format!("{:#04x}", register.at), register.name, register.meaning);
+    text.line(format_args!("{at}  {name:<8} {hex:<18}  {meaning}"));
     if !words.is_empty() {
         text.line(format_args!("                  {}", words.join(", ")));
     }
@@ -109,7 +108,7 @@ fn dump(register: &Register, regs: &dyn Registers, text: &mut ReportText) -> Val
     json!({ "offset": at, "name": name, "bits": register.bits, "value": hex, "fields": fields })
 }
 
-fn plain(_: u64) -> Fields {
+fn no_fields(_: u64) -> Fields {
     Vec::new()
 }
 

@@ -1,4 +1,4 @@
-//! `onehop bench queue`: the cost of a command on the CPU's side and on the GPU's.
+//! `onehop bench queue`: measures the cost of a command on the CPU and on the GPU.
 
 mod compare;
 mod gather;
@@ -20,7 +20,7 @@ use crate::gpus::{self, GpuArg};
 use crate::report::{Report, ReportText};
 use crate::units;
 
-/// Measure what queues cost, how fast blocks go by every route, and how fast weights are loaded
+/// Measure the cost of commands, the rate of every route, and the speed of loading
 #[derive(clap::Args)]
 #[command(subcommand_required = true, after_help = "Example:\n  onehop bench queue")]
 pub(crate) struct Args {
@@ -37,7 +37,7 @@ enum BenchCommand {
     Gather(gather::Args),
 }
 
-/// What drives the queues.
+/// Who uses the queues.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum BenchSide {
     /// One CPU thread, one queue
@@ -46,7 +46,7 @@ enum BenchSide {
     Gpu,
 }
 
-/// Where a GPU's queues lie.
+/// Where the GPU's queues are.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum QueuePlacement {
     /// In the GPU's memory
@@ -57,29 +57,29 @@ enum QueuePlacement {
     Posted,
 }
 
-/// Where a GPU's null controller runs.
+/// Where the null controller of the GPU's queues runs.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum ControllerSide {
-    /// As a kernel on a GPU: the same, or --controller-gpu
+    /// As a kernel on a GPU: the measured one, or that of --controller-gpu
     Gpu,
     /// On CPU threads; for --rings host
     Cpu,
 }
 
-/// Measure submission and completion: commands per second, nanoseconds and cycles a command
+/// Measure submission and completion: commands per second, nanoseconds and cycles per command
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop bench queue --depth 1,64 --json\n  onehop bench queue --side gpu --queues \
-                        1,16,64 --depth 256\n  onehop bench queue --report here\n\nThe CPU's side is measured against the null controller unless -d names \
-                        a drive: it answers at once and moves nothing, within the doorbell write, so that what is left \
-                        is the driver's own cost. The GPU's side is measured against a null controller that runs on the \
-                        same GPU. Each controller's own share is printed beside it."
+                        1,16,64 --depth 256\n  onehop bench queue --report here\n\nThe CPU is measured with the null controller unless -d names a drive. It answers within \
+                        the doorbell write and moves no data, so only the driver's own cost remains. The GPU is measured \
+                        with a null controller that runs on the same GPU. The cost of each controller is printed as the \
+                        reference."
 )]
 struct QueueArgs {
     /// The side to measure
     #[arg(long, value_delimiter = ',', default_value = "cpu")]
     side: Vec<BenchSide>,
-    /// CPU: the drive to measure with: the null controller, or sim:…, qtest:… or vfio-user:…
+    /// CPU: the drive to use: sim:…, qtest:… or vfio-user:… [default: the null controller]
     #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
     drive: Option<String>,
     #[command(flatten)]
@@ -87,7 +87,7 @@ struct QueueArgs {
     /// Commands in flight on each queue, one row each: 1 to 4095, on the GPU to 32767
     #[arg(long, value_delimiter = ',', default_value = "1,2,8,32,64,256", value_parser = units::within::<u32>(1..=32767))]
     depth: Vec<u32>,
-    /// CPU: bytes of a command [default: 4K]
+    /// CPU: bytes per command [default: 4K]
     #[arg(long, value_parser = units::parse_size)]
     block: Option<u64>,
     /// GPU: queues, 1 to 1024, one row each [default: 1,16,64]
@@ -105,13 +105,14 @@ struct QueueArgs {
     /// GPU: where the null controller runs [default: gpu]
     #[arg(long, value_delimiter = ',')]
     controller: Vec<ControllerSide>,
-    /// GPU: the GPU that --controller gpu runs on, if it is not the one whose queues it serves
+    /// GPU: the GPU that runs the controller of --controller gpu [default: the measured GPU]
     #[arg(long, value_name = "GPU")]
     controller_gpu: Option<String>,
     /// GPU: the controller completes the last command of a batch first
     #[arg(long)]
     reverse: bool,
-    /// GPU: commands of one launch, 64 million at most [default: 200 000 for each queue, 16 million at most; at depth 1 a tenth]
+    /// GPU: commands per launch, at most 64 million [default: 200 000 per queue, at most 16 million; a tenth at depth
+    /// 1]
     #[arg(long, value_parser = units::within::<u32>(1..=64_000_000))]
     commands: Option<u32>,
     /// Also write queue.html, a page with pictures, and queue.json into this folder
@@ -120,10 +121,10 @@ struct QueueArgs {
 }
 
 impl QueueArgs {
-    /// Refuses options that only the other side uses.
+    /// Refuses options of a side that is not measured.
     fn refuse_unused(&self) -> Result<()> {
-        let of_cpu = [("--drive", self.drive.is_some()), ("--block", self.block.is_some())];
-        let of_gpu = [
+        let cpu_options = [("--drive", self.drive.is_some()), ("--block", self.block.is_some())];
+        let gpu_options = [
             ("--gpu", self.gpu.gpu.is_some()),
             ("--controller-gpu", self.controller_gpu.is_some()),
             ("--commands", self.commands.is_some()),
@@ -134,7 +135,7 @@ impl QueueArgs {
             ("--rings", !self.rings.is_empty()),
             ("--controller", !self.controller.is_empty()),
         ];
-        let sides = [(BenchSide::Cpu, "cpu", &of_cpu[..]), (BenchSide::Gpu, "gpu", &of_gpu[..])];
+        let sides = [(BenchSide::Cpu, "cpu", &cpu_options[..]), (BenchSide::Gpu, "gpu", &gpu_options[..])];
         for (_, name, options) in sides.iter().filter(|(side, ..)| !self.side.contains(side)) {
             if let Some((option, _)) = options.iter().find(|(_, is_given)| *is_given) {
                 return Err(CliError::Usage(format!("{option} is for --side {name}")));
@@ -144,7 +145,6 @@ impl QueueArgs {
     }
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let args = match &args.what {
         BenchCommand::Queue(args) => args,
@@ -220,7 +220,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     Report::new(document, text)
 }
 
-/// All measurements of the GPU's side.
+/// All measurements on the GPU.
 fn plans(args: &QueueArgs) -> Vec<(QueueRun, &'static str, &'static str)> {
     let mut plans = Vec::new();
     fn or<'a, T>(given: &'a [T], default: &'a [T]) -> &'a [T] {

@@ -1,4 +1,4 @@
-//! `onehop drive bind` and `unbind`: bind a drive to another kernel driver permanently.
+//! `onehop drive bind` and `unbind`: rebind a drive until the next boot or rebind.
 
 use onehop_pci::{DeviceKind, Root, Usage};
 use serde_json::json;
@@ -11,8 +11,8 @@ use crate::report::{Report, ReportText};
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop drive bind -d 0000:0b:00.0\n  onehop drive bind -d 0000:0b:00.0 --driver onehop\n\nOther commands detach a drive from its driver \
-                  and rebind it at the end, which needs root. A drive that is bound by this command can also be used by other \
-                  users: give them the file that it prints (chown USER /dev/vfio/N)."
+                  and rebind it at the end, which needs root. A drive bound by this command can also be used by other \
+                  users: give them the printed device file (chown USER /dev/vfio/N)."
 )]
 pub(crate) struct BindArgs {
     #[command(flatten)]
@@ -30,12 +30,10 @@ pub(crate) struct UnbindArgs {
     drive: RealDriveArg,
 }
 
-/// Runs `bind`.
 pub(crate) fn bind(args: &BindArgs) -> Result<Report> {
     change(&Root::here(), &args.drive.drive, Some(&args.driver))
 }
 
-/// Runs `unbind`.
 pub(crate) fn unbind(args: &UnbindArgs) -> Result<Report> {
     change(&Root::here(), &args.drive.drive, None)
 }
@@ -49,21 +47,22 @@ pub(super) fn change(root: &Root, drive: &str, driver: Option<&str>) -> Result<R
     let mut text = ReportText::default();
     text.row("drive", name.address);
     text.row("before", before.driver.as_deref().unwrap_or("no driver"));
-    text.row("now", now.as_deref().unwrap_or("no driver: no loaded driver claims it"));
+    text.row("now", now.as_deref().unwrap_or("no driver: no loaded driver matches it"));
     if let (Some(group), Some("vfio-pci")) = (&group, now.as_deref()) {
-        text.row("file", format!("/dev/vfio/{group}: users who can open it can drive the drive"));
-        let own = root.list(&format!("/sys/bus/pci/devices/{}/vfio-dev", name.address)).unwrap_or_default();
-        for own in own {
-            text.row("file", format!("/dev/vfio/devices/{own} and /dev/iommu, for `?via=iommufd`"));
+        text.row("file", format!("/dev/vfio/{group}: users who can open it can use the drive"));
+        let devices =
+            root.list(&format!("/sys/bus/pci/devices/{}/vfio-dev", name.address)).unwrap_or_default();
+        for device in devices {
+            text.row("file", format!("/dev/vfio/devices/{device} and /dev/iommu, for `?via=iommufd`"));
         }
     }
     let missing = root.text(&format!("/sys/bus/pci/devices/{}/onehop_missing", name.address)).ok();
     if let Some(missing) = &missing {
-        let who = match missing.as_str() {
-            "nothing" => "users who can open it can drive the drive".to_owned(),
+        let access = match missing.as_str() {
+            "nothing" => "users who can open it can use the drive".to_owned(),
             missing => format!("root only, because of: {missing} (docs/kernel-module.md)"),
         };
-        text.row("file", format!("/dev/onehop-{}: {who}", name.address));
+        text.row("file", format!("/dev/onehop-{}: {access}", name.address));
     }
     Report::new(
         json!({ "drive": name.address, "before": before.driver, "driver": now, "iommu_group": group, "onehop_missing": missing }),

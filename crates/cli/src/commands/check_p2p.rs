@@ -1,5 +1,5 @@
-//! `onehop drive check-p2p`: tests what a drive and a GPU can do to each other, step by step, by transfers whose
-//! bytes are compared.
+//! `onehop drive check-p2p`: tests the accesses between a drive and a GPU step by step, by transfers whose bytes are
+//! compared.
 
 mod registers;
 mod routes;
@@ -36,8 +36,9 @@ pub(crate) struct Args {
     /// The namespace
     #[arg(long, value_name = "N", default_value_t = 1)]
     nsid: u32,
-    /// Also let the GPU read the drive's registers (BAR0), as the last step. No route needs it. A root complex or switch
-    /// that loses such reads may take the drive's link down until a power cycle, or hang the GPU until it is reset
+    /// Also let the GPU read the drive's registers (BAR0), as the last step. No route needs it. A root complex or
+    /// switch that loses such reads may take the drive's link down until a power cycle, or hang the GPU until it is
+    /// reset
     #[arg(long)]
     gpu_reads_registers: bool,
     /// How long a command may take before its step fails
@@ -45,18 +46,17 @@ pub(crate) struct Args {
     timeout: Duration,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
     let port = drives::find(&args.drive.drive, &context.stop)?.backend;
     let (drive, simulated) = (port.name.clone(), port.simulated);
     let mapper = port.mapper.name().to_owned();
-    let mut bench =
+    let mut setup =
         CheckSetup::new(port, gpu.gpu.clone(), (args.nsid, args.lba), args.timeout, args.gpu_reads_registers);
-    let rows = bench.run(&context.stop)?;
-    let gone = bench.gone();
-    drop(bench);
-    let routes = routes::of(&rows);
+    let rows = setup.run(&context.stop)?;
+    let gone = setup.gone();
+    drop(setup);
+    let routes = routes::verdicts(&rows);
     let mut text = ReportText::default();
     text.row(
         "drive",
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     }
     let wrong = rows.iter().find(|row| row.wrong_bytes);
     let failure = wrong.map(|row| CliError::Mismatch(format!("{}: {}", row.what, row.why)));
-    let failure = failure.or_else(|| steps::first_needed(&rows).map(CliError::Failed));
+    let failure = failure.or_else(|| steps::first_required_failure(&rows).map(CliError::Failed));
     let failure = failure.or_else(|| gone.map(CliError::Drive));
     let mut simulated: Vec<_> = simulated.then_some("drive").into_iter().collect();
     simulated.extend(gpu.gpu.simulated().then_some("gpu"));

@@ -1,4 +1,4 @@
-//! `onehop completions`: what a shell needs to complete commands and options.
+//! `onehop completions`: prints the completion script for a shell.
 
 use clap::CommandFactory;
 use clap_complete::Shell;
@@ -19,7 +19,6 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut args::Args::command(), "onehop", &mut script);

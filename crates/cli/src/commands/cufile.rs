@@ -1,4 +1,4 @@
-//! `onehop cufile`: programs that were written for cuFile, with onehop's library in place of NVIDIA's.
+//! `onehop cufile`: runs programs written for cuFile with onehop's library instead of NVIDIA's.
 
 use std::ffi::OsString;
 use std::os::unix::fs::symlink;
@@ -12,11 +12,11 @@ use serde_json::json;
 use crate::error::{CliError, Result};
 use crate::report::{Report, ReportText};
 
-/// The name by which programs look for the library, and the one that some look for.
+/// The names by which programs load the library; the first is the usual one.
 const NAMES: [&str; 2] = ["libcufile.so.0", "libcufile.so"];
-/// What cargo calls it.
+/// The name of the library that cargo builds.
 const BUILT: &str = "libonehop_cufile.so";
-/// Where packages put it, from the folder of the command.
+/// The folder in packages, relative to that of the command.
 const INSTALLED: &str = "../lib/onehop/cufile";
 const PRELOAD: &str = "LD_PRELOAD";
 const LIBRARIES: &str = "LD_LIBRARY_PATH";
@@ -27,13 +27,14 @@ pub(crate) enum CuFileCommand {
     Env(EnvArgs),
 }
 
-/// Run a program with onehop's libcufile; nothing else of its environment changes
+/// Run a program with onehop's libcufile, otherwise in the same environment
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop cufile run -- python3 train.py\n  ONEHOP_CUFILE_REPORT=stderr onehop cufile run -- ./program"
 )]
 pub(crate) struct RunArgs {
-    /// The folder that has libcufile.so.0 [default: ../lib/onehop/cufile relative to the command, or beside it]
+    /// The folder that has libcufile.so.0 [default: ../lib/onehop/cufile relative to the command, or the folder of the
+    /// command]
     #[arg(long, value_name = "DIR")]
     library: Option<PathBuf>,
     /// The program and its arguments
@@ -41,16 +42,16 @@ pub(crate) struct RunArgs {
     program: Vec<OsString>,
 }
 
-/// Print the variables that have programs find onehop's libcufile
+/// Print the environment variables with which programs load onehop's libcufile
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  onehop cufile env\n  eval \"$(onehop cufile env)\"")]
 pub(crate) struct EnvArgs {
-    /// The folder that has libcufile.so.0 [default: ../lib/onehop/cufile relative to the command, or beside it]
+    /// The folder that has libcufile.so.0 [default: ../lib/onehop/cufile relative to the command, or the folder of the
+    /// command]
     #[arg(long, value_name = "DIR")]
     library: Option<PathBuf>,
 }
 
-/// Runs one of them.
 pub(crate) fn run(command: &CuFileCommand) -> Result<Report> {
     match command {
         CuFileCommand::Run(args) => run_program(args),
@@ -65,7 +66,7 @@ fn run_program(args: &RunArgs) -> Result<Report> {
     };
     let mut command = Command::new(program);
     command.args(rest).envs(variables(&folder, |name| std::env::var_os(name)));
-    // It returns only if the program could not be started.
+    // Returns only if the program could not be started.
     let source = command.exec();
     Err(CliError::File { call: "cannot run", path: program.to_string_lossy().into_owned(), source })
 }
@@ -82,21 +83,21 @@ fn print_variables(args: &EnvArgs) -> Result<Report> {
     Report::new(json!({ PRELOAD: preload, LIBRARIES: libraries }), text)
 }
 
-/// What programs need: the library loaded before any other of its name, whatever their own search path says; and found by
-/// programs that look for the name without a version.
+/// The variables: LD_PRELOAD loads the library before any other of its name, regardless of the program's search path.
+/// LD_LIBRARY_PATH is for programs that load it by the name without a version.
 fn variables(folder: &Path, current: impl Fn(&str) -> Option<OsString>) -> [(&'static str, OsString); 2] {
-    let before = |own: &Path, name| {
-        let mut value = own.as_os_str().to_owned();
+    let prepend = |path: &Path, name| {
+        let mut value = path.as_os_str().to_owned();
         if let Some(rest) = current(name).filter(|rest| !rest.is_empty()) {
             value.push(":");
             value.push(rest);
         }
         (name, value)
     };
-    [before(&folder.join(NAMES[0]), PRELOAD), before(folder, LIBRARIES)]
+    [prepend(&folder.join(NAMES[0]), PRELOAD), prepend(folder, LIBRARIES)]
 }
 
-/// The folder that has the library by both names.
+/// The folder that contains the library under both names.
 fn folder(named: Option<&Path>) -> Result<PathBuf> {
     let has_all = |folder: &Path| NAMES.iter().all(|name| folder.join(name).exists());
     let missing = |places: &str| CliError::NotPossible {
@@ -105,34 +106,38 @@ fn folder(named: Option<&Path>) -> Result<PathBuf> {
         fix: "Build it with `cargo build --release -p onehop-cufile`, or name its folder with --library"
             .into(),
     };
-    let here = |folder: &Path| folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let absolute = |folder: &Path| folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     if let Some(folder) = named {
-        return if has_all(folder) { Ok(here(folder)) } else { Err(missing(&folder.display().to_string())) };
+        return if has_all(folder) {
+            Ok(absolute(folder))
+        } else {
+            Err(missing(&folder.display().to_string()))
+        };
     }
     let command = std::env::current_exe().map_err(|source| CliError::File {
         call: "cannot find",
         path: "the onehop command".into(),
         source,
     })?;
-    let beside = command.parent().unwrap_or(Path::new("."));
-    let installed = beside.join(INSTALLED);
+    let command_folder = command.parent().unwrap_or(Path::new("."));
+    let installed = command_folder.join(INSTALLED);
     if has_all(&installed) {
-        return Ok(here(&installed));
+        return Ok(absolute(&installed));
     }
-    let built = beside.join(BUILT);
+    let built = command_folder.join(BUILT);
     if !built.is_file() {
-        return Err(missing(&format!("{} and {}", here(&installed).display(), beside.display())));
+        return Err(missing(&format!("{} and {}", absolute(&installed).display(), command_folder.display())));
     }
-    let linked = beside.join("cufile");
+    let linked = command_folder.join("cufile");
     link(&built, &linked).map_err(|source| CliError::File {
-        call: "cannot make",
+        call: "cannot create",
         path: linked.display().to_string(),
         source,
     })?;
     Ok(linked)
 }
 
-/// Gives what cargo built the names that programs look for, in a folder of their own.
+/// Links the library that cargo built under both names, in a folder of its own.
 fn link(built: &Path, folder: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)?;
     for name in NAMES {
@@ -149,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_keep_what_they_had() {
+    fn variables_keep_their_values() {
         let none = variables(Path::new("/lib/x"), |_| None);
         assert_eq!(none.map(|(_, value)| value), ["/lib/x/libcufile.so.0", "/lib/x"]);
         let some = variables(Path::new("/lib/x"), |name| (name == LIBRARIES).then(|| "/a:/b".into()));

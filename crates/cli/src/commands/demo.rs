@@ -1,5 +1,5 @@
-//! `onehop demo`: the whole path, on any machine. A simulated drive holds a file system with a model; it is
-//! loaded as `onehop load -d` loads any model, by commands of GPU threads; every byte is checked.
+//! `onehop demo`: the whole path, on any machine. A simulated drive holds a file system with a model. The model is
+//! loaded as by `onehop load -d`, by commands of GPU threads, and every byte is checked.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,12 +21,12 @@ use crate::transfer::{self, RouteArgs, TransferWatch};
 use crate::{fat, model, units};
 
 const BLOCK: u64 = 4096;
-/// How long a command may take: short, so that the demo ends soon even if a command is lost.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// Bytes of it that are put on the drive at a time.
-const PUT: usize = 4 << 20;
-/// The largest model that the demo makes.
-const MOST: u64 = 1 << 30;
+/// The default command timeout: short, so that the demo ends soon even if a command is lost.
+const TIMEOUT: Duration = Duration::from_millis(500);
+/// Bytes written to the simulated media at a time.
+const WRITE_BYTES: usize = 4 << 20;
+/// Maximum size of the model.
+const MAX_SIZE: u64 = 1 << 30;
 
 /// Load a small model from a simulated drive by GPU-initiated commands, and check every byte
 #[derive(clap::Args)]
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// A fault of the simulated drive (fail-once@n=5, late@n=9,delay=20ms, lost@n=3); may be repeated
     #[arg(long, value_name = "NAME@WHEN")]
     fault: Vec<String>,
-    /// Bytes of the model
+    /// Size of the model
     #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = units::parse_size)]
     size: u64,
     /// The seed of the model's random bytes
@@ -50,23 +50,23 @@ pub(crate) struct Args {
     seed: u64,
 }
 
-/// A tensor in GPU memory, and whether its bytes are right.
+/// A loaded tensor, and whether its bytes are right.
 #[derive(Serialize)]
-struct Loaded {
+struct TensorCheck {
     name: String,
     dtype: Dtype,
     shape: Vec<u64>,
     bytes: u64,
-    /// Where it lies in the arena.
+    /// Its offset in the arena.
     offset: u64,
-    /// The checksum that the model itself states.
+    /// The checksum in the model's metadata.
     expected: Option<String>,
     #[serde(serialize_with = "hex")]
     crc32c: u32,
     verified: bool,
 }
 
-/// The demo's account: that of every transfer, and what was loaded.
+/// The JSON document: that of every transfer, and what was loaded.
 #[derive(Serialize)]
 struct DemoDocument<'a> {
     #[serde(flatten)]
@@ -75,27 +75,26 @@ struct DemoDocument<'a> {
     path: &'static str,
     file_system: &'static str,
     block_bytes: u64,
-    /// First block, and how many.
+    /// First block and number of blocks.
     extents: &'a [(u64, u64)],
     tensors: usize,
-    tensor_checks: &'a [Loaded],
+    tensor_checks: &'a [TensorCheck],
     faults: &'a [String],
     faults_struck: u64,
-    /// Broken NVMe rules, as the strict simulator counts them; any is a defect of onehop.
+    /// NVMe rules that onehop violated, as detected by the simulator; any is a defect.
     violations: Vec<String>,
     total_seconds: f64,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
-    if !((64 << 10)..=MOST).contains(&args.size) {
-        return Err(CliError::Usage("--size: the demo's model has from 64K to 1G bytes".into()));
+    if !((64 << 10)..=MAX_SIZE).contains(&args.size) {
+        return Err(CliError::Usage("--size: the demo's model has 64K to 1G bytes".into()));
     }
-    let route = RouteArgs { timeout: args.route.timeout.or(Some(PATIENCE)), ..args.route.clone() };
+    let route = RouteArgs { timeout: args.route.timeout.or(Some(TIMEOUT)), ..args.route.clone() };
     let route = route.options()?;
     let gpu = gpus::choose_or(&args.gpu, Fallback::Emulated)?;
-    let file = model::make(args.size, args.seed, &context.stop)?;
+    let file = model::generate(args.size, args.seed, &context.stop)?;
     let sim = make_drive(args, &file, &context.stop)?;
     let stop = context.stop.signal();
     let options = Options { abort_wait: Duration::from_millis(200), stop, ..route.drive_options(false) };
@@ -113,10 +112,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     outcome.crc32c = Some(model::hash(crc32c(&tensors)));
     let verified =
         check_bytes(&plan, &arena, &file, &context.stop)? && tensors.iter().all(|tensor| tensor.verified);
-    outcome.judge(
-        verified,
-        "compared with the model's own checksums, and with the file that was put on the drive",
-    );
+    outcome.judge(verified, "compared with the model's own checksums, and with the file on the drive");
     let document = DemoDocument {
         outcome: &outcome,
         seed: args.seed,
@@ -132,12 +128,12 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         total_seconds: start.elapsed().as_secs_f64(),
     };
     let failure = judge(&document, verified);
-    Ok(Report::new(&document, tell(&document, &drive))?.failed(failure))
+    Ok(Report::new(&document, report_text(&document, &drive))?.failed(failure))
 }
 
-/// A simulated drive in memory that holds a file system with the model.
+/// Creates a simulated drive in memory with a file system and the model.
 fn make_drive(args: &Args, file: &[u8], stop: &StopFlag) -> Result<Sim> {
-    let image = fat::make(file);
+    let image = fat::generate(file);
     let faults = args.fault.iter().map(|text| Fault::parse(text)).collect::<onehop_sim::Result<Vec<_>>>()?;
     let sim = Sim::new(Config {
         media: Media::Memory(image.bytes.next_multiple_of(16 << 20)),
@@ -147,37 +143,37 @@ fn make_drive(args: &Args, file: &[u8], stop: &StopFlag) -> Result<Sim> {
         faults,
         ..Config::default()
     })?;
-    // Written past the controller: the model is there before the demo starts.
+    // Written directly to the media, not by commands of the drive.
     for (at, data) in &image.ranges {
-        for (part, at) in data.chunks(PUT).zip((*at..).step_by(PUT)) {
+        for (chunk, at) in data.chunks(WRITE_BYTES).zip((*at..).step_by(WRITE_BYTES)) {
             stop.check()?;
-            sim.write_media(1, at, part)?;
+            sim.write_media(1, at, chunk)?;
         }
     }
     Ok(sim)
 }
 
-/// Compares every tensor with the checksum that the model itself states.
+/// Compares every tensor with its checksum in the model's metadata.
 fn check_tensors(
     plan: &Plan,
     gpu: &dyn Gpu,
     arena: &Region,
     hashes: &BTreeMap<String, String>,
     context: &CommandContext,
-) -> Result<Vec<Loaded>> {
-    let go_on = || context.stop.check().is_ok();
-    let sums = check::check_sums(plan, gpu, arena, &go_on)?;
+) -> Result<Vec<TensorCheck>> {
+    let keep_going = || context.stop.check().is_ok();
+    let sums = check::check_sums(plan, gpu, arena, &keep_going)?;
     let one = |(tensor, crc32c): (&Placed, u32)| {
         let expected = hashes.get(&tensor.name).cloned();
         let verified = expected.as_ref() == Some(&model::hash(crc32c));
         let Placed { name, dtype, shape, bytes, at: offset, .. } = tensor.clone();
-        Loaded { name, dtype, shape, bytes, offset, expected, crc32c, verified }
+        TensorCheck { name, dtype, shape, bytes, offset, expected, crc32c, verified }
     };
     Ok(plan.tensors.iter().zip(sums).map(one).collect())
 }
 
-/// The checksum of all tensors, one after the other, without the gaps between them in the arena.
-fn crc32c(tensors: &[Loaded]) -> u32 {
+/// The combined checksum of all tensors, without the gaps between them.
+fn crc32c(tensors: &[TensorCheck]) -> u32 {
     tensors.iter().fold(0, |crc, t| crc32c::crc32c_combine(crc, t.crc32c, t.bytes as usize))
 }
 
@@ -185,14 +181,15 @@ fn hex<S: Serializer>(crc: &u32, to: S) -> std::result::Result<S::Ok, S::Error> 
     to.serialize_str(&model::hash(*crc))
 }
 
-/// Beyond the checksums: whether the tensors are, byte for byte, what was put on the drive.
+/// Compares the tensors in GPU memory with the file, byte by byte.
 fn check_bytes(plan: &Plan, arena: &Region, file: &[u8], stop: &StopFlag) -> Result<bool> {
     for extent in &plan.extents {
         stop.check()?;
-        let wanted = file.get(extent.from as usize..(extent.from + extent.row) as usize).unwrap_or_default();
+        let expected =
+            file.get(extent.from as usize..(extent.from + extent.row) as usize).unwrap_or_default();
         let mut got = vec![0; extent.row as usize];
         arena.read(extent.to as usize, &mut got)?;
-        if got != wanted {
+        if got != expected {
             return Ok(false);
         }
     }
@@ -206,11 +203,11 @@ fn judge(document: &DemoDocument<'_>, verified: bool) -> Option<CliError> {
     let first = document.violations.first()?;
     let count = units::count(document.violations.len() as u64, "rule");
     Some(CliError::Failed(format!(
-        "the simulated drive saw {count} of NVMe broken, first {first}; this is a defect of onehop"
+        "onehop violated {count} of NVMe, first {first}, as the simulated drive detected; this is a defect of onehop"
     )))
 }
 
-/// Ranges of blocks in their order, with none that overlap or follow each other.
+/// Sorts ranges of blocks, and merges those that overlap or adjoin.
 fn merged(runs: &[(u64, u64)]) -> Vec<(u64, u64)> {
     let mut sorted = runs.to_vec();
     sorted.sort_unstable();
@@ -224,7 +221,7 @@ fn merged(runs: &[(u64, u64)]) -> Vec<(u64, u64)> {
     merged
 }
 
-fn tell(document: &DemoDocument<'_>, drive: &Drive) -> ReportText {
+fn report_text(document: &DemoDocument<'_>, drive: &Drive) -> ReportText {
     let DemoDocument { tensors, extents, .. } = document;
     let mut text = ReportText::default();
     text.row(
@@ -251,7 +248,11 @@ fn tell(document: &DemoDocument<'_>, drive: &Drive) -> ReportText {
                 format!("{:?}", tensor.shape),
                 units::bytes(tensor.bytes),
                 model::hash(tensor.crc32c),
-                if tensor.verified { "as the model says" } else { "NOT what the model says" },
+                if tensor.verified {
+                    "matches the model's checksum"
+                } else {
+                    "DOES NOT MATCH the model's checksum"
+                },
             ),
         );
     }
@@ -271,7 +272,10 @@ fn tell(document: &DemoDocument<'_>, drive: &Drive) -> ReportText {
     }
     text.row(
         "rules",
-        format!("{} NVMe rules broken, as the strict simulated drive counts", document.violations.len()),
+        format!(
+            "{} NVMe rules violated, as counted by the strict simulated drive",
+            document.violations.len()
+        ),
     );
     text.row("time", format!("{:.2} s in all", document.total_seconds));
     text

@@ -1,4 +1,4 @@
-//! `onehop doctor`: which routes this machine, or a recorded one, has; why not others; what to change.
+//! `onehop doctor`: shows which routes this machine or a recorded one has, why others do not work, and what to change.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,10 +29,10 @@ pub(crate) struct Args {
     /// Only this drive or card: its PCI address [default: all]
     #[arg(short = 'd', long = "drive", value_name = "DEVICE")]
     drive: Option<String>,
-    /// Check a recorded system: a folder of --record, its system.json, a copy of /sys and /proc, or `example`
+    /// Check a recorded system: a folder written by --record, its system.json, a copy of /sys and /proc, or `example`
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
-    /// Record what was read into DIR/system.json, which includes names, serial numbers and mount points
+    /// Record the system in DIR/system.json, including names, serial numbers and mount points
     #[arg(long, value_name = "DIR", conflicts_with = "from")]
     record: Option<PathBuf>,
     /// Also show the reason and source of each check, and every pair of a GPU and a device
@@ -43,7 +43,6 @@ pub(crate) struct Args {
     patience: Duration,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let mut root = root(args.from.as_deref())?;
     if args.record.is_some() {
@@ -71,7 +70,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     Report::new(&diagnosis, text)
 }
 
-/// The recorded system that comes with onehop.
+/// The name of the built-in example system.
 const EXAMPLE: &str = "example";
 
 /// This machine, or a recorded one.
@@ -91,7 +90,7 @@ pub(crate) fn root(from: Option<&Path>) -> Result<Root> {
     Ok(Root::open(path)?)
 }
 
-/// The GPU of a name.
+/// The GPU with this CUDA ordinal or address.
 pub(crate) fn gpu(facts: &Facts, name: &str) -> Result<Address> {
     let known = facts.gpus.iter().find(|gpu| {
         gpu.ordinal.is_some_and(|ordinal| ordinal.to_string() == name) || name.parse() == Ok(gpu.address)
@@ -110,7 +109,7 @@ pub(crate) fn gpu(facts: &Facts, name: &str) -> Result<Address> {
     })
 }
 
-/// The device of an address.
+/// The device at this address.
 pub(crate) fn device(facts: &Facts, name: &str) -> Result<Address> {
     let address: Address = name.parse().map_err(|_| {
         CliError::Usage(crate::drives::block_device(name).unwrap_or_else(|| {

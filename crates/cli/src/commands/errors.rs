@@ -20,19 +20,18 @@ pub(crate) struct Args {
     count: u16,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let drive = drives::open(&args.drive.drive, &context.stop)?;
-    let kept = u16::from(drive.identity().controller().elpe_z()) + 1;
-    let ask = usize::from(kept.min(args.count));
-    let page = drive.log_page(log::id::ERROR, u32::MAX, ask * ErrorEntry::BYTES)?;
+    let capacity = u16::from(drive.identity().controller().elpe_z()) + 1;
+    let count = usize::from(capacity.min(args.count));
+    let page = drive.log_page(log::id::ERROR, u32::MAX, count * ErrorEntry::BYTES)?;
     let entries: Vec<_> = error_entries(&page).collect();
     let mut text = ReportText::default();
     text.row("drive", format!("{} (serial {})", drive.name(), drive.identity().serial()));
     text.row(
         "errors",
         format!(
-            "{} in the log, which holds {kept}",
+            "{} in the log, which holds up to {capacity}",
             units::count(entries.len() as u64, "entry").replace("entrys", "entries")
         ),
     );
@@ -41,7 +40,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     }
     let list: Vec<_> = entries.iter().map(document).collect();
     let document = json!({
-        "drive": drive.name(), "simulated": super::simulated_drive(drive.identity().simulated), "kept": kept, "entries": list,
+        "drive": drive.name(), "simulated": super::simulated_drive(drive.identity().simulated), "kept": capacity, "entries": list,
     });
     Report::new(document, text)
 }

@@ -22,7 +22,6 @@ pub(crate) struct Args {
     nsid: Option<u32>,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let drive = drives::open(&args.drive.drive, &context.stop)?;
     let namespaces: Vec<&Namespace> = match args.nsid {
@@ -88,7 +87,7 @@ fn pointers(view: &Controller<'_>) -> &'static str {
     if view.sgls().usable() { "PRPs or SGLs" } else { "PRPs" }
 }
 
-/// Its commands and features, in words.
+/// Names of the supported commands and features.
 fn abilities(view: &Controller<'_>) -> Vec<&'static str> {
     let (oncs, oacs) = (view.oncs(), view.oacs());
     let all = [
@@ -118,7 +117,7 @@ fn describe_namespace(ns: &Namespace, text: &mut ReportText) {
     let metadata = match (format.metadata, format.extended) {
         (0, _) => String::new(),
         (bytes, true) => format!(", each followed by {bytes} bytes of metadata"),
-        (bytes, false) => format!(", {bytes} bytes of metadata apart"),
+        (bytes, false) => format!(", {bytes} bytes of separate metadata"),
     };
     text.row(
         &format!("namespace {}", ns.nsid),

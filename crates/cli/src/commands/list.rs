@@ -1,4 +1,4 @@
-//! `onehop drive list`: the NVMe controllers of this machine, and who uses them.
+//! `onehop drive list`: lists the NVMe controllers of this machine and their users.
 
 use onehop_fabrics::Subsystem;
 use onehop_pci::{BlockDevice, Root, Usage};
@@ -21,7 +21,6 @@ pub(crate) struct Args {
     drive: Option<String>,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let found = Usage::all(&Root::here())?;
     let mut text = ReportText::default();
@@ -65,7 +64,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     Report::new(document, text)
 }
 
-/// A subsystem, as the name to give to `-d` where this build can use it.
+/// Formats a subsystem as a value of `-d`, with a note if this build cannot use it.
 fn subsystem(one: &Subsystem) -> String {
     let Subsystem { nqn, transport, address, service, .. } = one;
     let host = if address.contains(':') { format!("[{address}]") } else { address.clone() };

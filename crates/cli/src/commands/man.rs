@@ -1,4 +1,4 @@
-//! `onehop man`: manual pages of all commands.
+//! `onehop man`: writes manual pages for all commands.
 
 use std::path::{Path, PathBuf};
 
@@ -14,11 +14,10 @@ use crate::report::{Report, ReportText};
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  onehop man /tmp/man && man -l /tmp/man/onehop-load.1")]
 pub(crate) struct Args {
-    /// The directory; it is created if it does not exist
+    /// The directory, created if it does not exist
     dir: PathBuf,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     std::fs::create_dir_all(&args.dir).map_err(|e| CliError::file("create", &args.dir, e))?;
     let mut command = args::Args::command().version(env!("CARGO_PKG_VERSION")).disable_help_subcommand(true);

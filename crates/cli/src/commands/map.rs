@@ -1,4 +1,4 @@
-//! `onehop map`: where files are on their drive, written down with checksums, for when the drive has been handed over.
+//! `onehop map`: records the extents and checksums of files, to read them after the drive is detached from the kernel.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -16,10 +16,10 @@ use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::outputs;
 use crate::report::{Report, ReportText};
-use crate::sources::refuse_same;
+use crate::sources::refuse_overwrite;
 use crate::{drives, units};
 
-/// Record where files are on their drive, to read them there once onehop drives it
+/// Record where files are stored on a drive, to read them once onehop drives it
 #[derive(clap::Args)]
 #[command(
     group = ArgGroup::new("source").required(true).args(["files", "drive"]),
@@ -30,16 +30,16 @@ use crate::{drives, units};
                         for its checksums."
 )]
 pub(crate) struct Args {
-    /// Files and directories of this machine, on a file system that Linux has mounted
+    /// Local files and directories, on a file system that Linux has mounted
     #[arg(value_name = "FILE", conflicts_with_all = ["drive", "path", "partition", "nsid"])]
     files: Vec<PathBuf>,
     /// A drive whose file system onehop reads itself: a PCI address such as 0000:0b:00.0, or sim:IMAGE?lba=4096
     #[arg(short = 'd', long, value_name = "DRIVE", requires = "path")]
     drive: Option<String>,
-    /// A file or directory in the drive's file system; may be given more than once
+    /// A file or directory in the drive's file system; may be repeated
     #[arg(long, value_name = "/IN/FS", requires = "drive")]
     path: Vec<PathBuf>,
-    /// The partition that holds it, or none: the whole drive, whatever table it has [default: the only one with a known
+    /// The partition with the files, or none to ignore any partition table [default: the only partition with a known
     /// file system]
     #[arg(long, value_name = "N|none", value_parser = volume::parse_partition, requires = "path")]
     partition: Option<Which>,
@@ -51,34 +51,34 @@ pub(crate) struct Args {
     out: PathBuf,
 }
 
-/// A map, and how stable the places were while it was made.
+/// An extent map, and how stable the extents were meanwhile.
 struct MadeMap {
     map: ExtentMap,
     rung: Rung,
 }
 
-/// The report about a map.
+/// A map in the JSON document.
 #[derive(Serialize)]
 struct About<'a> {
     path: String,
     file_system: &'a str,
     bytes: u64,
     extents: usize,
-    checked_pieces: usize,
+    #[serde(rename = "checked_pieces")]
+    checked_chunks: usize,
     drive: &'a onehop_files::DriveId,
-    /// From 1 to 5: how stable the places were while they were read.
+    /// How stable the extents were while they were read, from 1 to 5.
     stability: u8,
     stability_text: &'static str,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let made = match &args.drive {
         Some(spec) => of_drive(args, spec, context)?,
         None => of_live_files(&args.files, context)?,
     };
     for MadeMap { map, .. } in made.iter().filter(|_| args.drive.is_none()) {
-        refuse_same(&args.out, &map.file.path)?;
+        refuse_overwrite(&args.out, &map.file.path)?;
     }
     let bytes: Vec<u8> = made.iter().flat_map(|made| made.map.to_bytes()).collect();
     outputs::write(&args.out, bytes)?;
@@ -109,14 +109,14 @@ fn about(made: &MadeMap) -> Result<About<'_>> {
         file_system: &map.file.fs,
         bytes: map.file.id.len,
         extents: map.extents()?.len(),
-        checked_pieces: map.chunks().iter().filter(|chunk| chunk.crc32c.is_some()).count(),
+        checked_chunks: map.chunks().iter().filter(|chunk| chunk.crc32c.is_some()).count(),
         drive: &map.drive,
         stability: rung.number(),
         stability_text: rung.text(),
     })
 }
 
-/// Files of a mounted file system, where the kernel says that they are.
+/// Maps files of a mounted file system, as the kernel reports their extents.
 fn of_live_files(paths: &[PathBuf], context: &CommandContext) -> Result<Vec<MadeMap>> {
     let system = System::default();
     let one = |path: PathBuf| {
@@ -127,10 +127,10 @@ fn of_live_files(paths: &[PathBuf], context: &CommandContext) -> Result<Vec<Made
     files_of(&Local, paths)?.into_iter().map(one).collect()
 }
 
-/// Files of a drive that is mounted nowhere.
+/// Maps files of a drive that onehop drives.
 fn of_drive(args: &Args, spec: &str, context: &CommandContext) -> Result<Vec<MadeMap>> {
     let found = drives::find(spec, &context.stop)?;
-    found.files.iter().try_for_each(|file| refuse_same(&args.out, file))?;
+    found.files.iter().try_for_each(|file| refuse_overwrite(&args.out, file))?;
     let drive = drives::bring_up(found, Options::default(), &context.stop)?;
     let ns = drive.namespace(args.nsid)?;
     let blocks = volume::blocks(&drive, ns)?;

@@ -32,14 +32,14 @@ mod rebinding;
 
 use crate::stop::StopFlag;
 
-/// The list `simulated`, as every transfer has it, for a command that drives only a drive.
+/// The field `simulated` of a command that uses only a drive.
 pub(crate) fn simulated_drive(is_simulated: bool) -> Vec<&'static str> {
     is_simulated.then_some("drive").into_iter().collect()
 }
 
-/// What every command is given.
+/// Common input of all commands.
 pub(crate) struct CommandContext {
     pub stop: StopFlag,
-    /// Whether the report is for a machine, which gets all details.
+    /// Whether the report is printed as JSON, which has all details.
     pub json: bool,
 }

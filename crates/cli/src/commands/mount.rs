@@ -1,4 +1,4 @@
-//! `onehop mount`: serves a folder, of this machine or of a target, through FUSE and usrbio until it is stopped.
+//! `onehop mount`: serves a local folder or a target through FUSE and usrbio, until it is stopped.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -25,10 +25,10 @@ use crate::units;
 pub(crate) struct Args {
     /// Where to mount: an empty folder
     mount_point: PathBuf,
-    /// Mount over a folder that is not empty, which hides what it holds
+    /// Mount over a folder that is not empty, hiding its contents
     #[arg(long, conflicts_with = "status")]
     nonempty: bool,
-    /// The folder whose files are served, unless --target names another machine's
+    /// The local folder to serve; --target serves one of another machine instead
     #[arg(long, required_unless_present_any = ["status", "target"])]
     root: Option<PathBuf>,
     /// The `onehop target` to mount: HOST:PORT, or several addresses of one target, separated by commas
@@ -43,59 +43,59 @@ pub(crate) struct Args {
     /// The file with the target's key (mode 600)
     #[arg(long, requires = "target", conflicts_with = "root")]
     key_file: Option<PathBuf>,
-    /// Mount a target that has no key, with nothing encrypted. Only at a loopback address
+    /// Mount a target without a key and without encryption. Only at a loopback address
     #[arg(long, requires = "target", conflicts_with_all = ["key_file", "root"])]
     insecure_loopback_for_tests: bool,
     /// Connections to the target, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 4, requires = "target", conflicts_with = "root", value_parser = units::within::<u32>(1..=64))]
     connections: u32,
-    /// How long to wait for an answer of the target before a request fails
+    /// How long to wait for the target's answer before a request fails
     #[arg(long, value_name = "TIME", default_value = "60s", requires = "target", conflicts_with = "root", value_parser = units::parse_time)]
     give_up: Duration,
-    /// Allow file locks, which other mounts of the target do not see. Without it, locks on a target's files fail (ENOLCK)
+    /// Allow file locks, which other mounts of the target do not see. Without this option, locks on a target's files
+    /// fail (ENOLCK)
     #[arg(long, requires = "target", conflicts_with = "root")]
     local_locks: bool,
-    /// Show what the daemon of a mount has done, and by which routes
+    /// Show the statistics of a mount's daemon, by route
     #[arg(long, conflicts_with_all = ["root", "target"])]
     status: bool,
 }
 
-/// How often the main thread polls for the end of the mount.
+/// Interval at which the main thread polls for the end of the mount.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     match (&args.root, &args.target) {
         (Some(root), _) => {
             let options = MountOptions::new(&args.mount_point, root);
             serve(args, options, &root.display().to_string(), context)
         }
-        (None, Some(target)) => serve(args, of_target(args, target)?, target, context),
+        (None, Some(target)) => serve(args, target_options(args, target)?, target, context),
         (None, None) => {
-            status(&args.mount_point, context).map_err(|error| error.or_stopped("the mount goes on"))
+            status(&args.mount_point, context).map_err(|error| error.or_stopped("the mount is not affected"))
         }
     }
 }
 
-/// An error where a mount would hide files. A folder that cannot be read is left to the mount itself: a daemon that was
-/// killed leaves one, which is mounted anew.
+/// Refuses a mount point that is not empty. One that cannot be read is accepted: a killed daemon leaves a dead mount,
+/// which is replaced.
 fn ensure_empty(point: &Path) -> Result<()> {
     if std::fs::read_dir(point).is_ok_and(|mut entries| entries.next().is_some()) {
         return Err(CliError::Usage(format!(
-            "{} is not empty, and a mount would hide what it holds: use an empty folder, or --nonempty",
+            "{} is not empty, and a mount would hide its contents: use an empty folder, or --nonempty",
             point.display()
         )));
     }
     Ok(())
 }
 
-fn of_target(args: &Args, target: &str) -> Result<MountOptions> {
-    let key = super::target::key_of_target(args.key_file.as_ref(), args.insecure_loopback_for_tests)?;
+fn target_options(args: &Args, target: &str) -> Result<MountOptions> {
+    let key = super::target::target_key(args.key_file.as_ref(), args.insecure_loopback_for_tests)?;
     let lanes = args.connections as usize;
-    let refused = super::target::refused;
+    let to_error = super::target::to_error;
     let connector = super::target::connector(args.transport, target, &args.nic, key.is_none())?;
     let options = client::ClientOptions { give_up: args.give_up, lanes, ..client::ClientOptions::new(key) };
-    let tree = RemoteTree::connect(connector, options).map_err(refused)?;
+    let tree = RemoteTree::connect(connector, options).map_err(to_error)?;
     let local_locks = args.local_locks;
     Ok(MountOptions { local_locks, ..MountOptions::of_target(&args.mount_point, tree) })
 }
@@ -104,19 +104,19 @@ fn serve(args: &Args, mut options: MountOptions, what: &str, context: &CommandCo
     if !args.nonempty {
         ensure_empty(&args.mount_point)?;
     }
-    // The variable by which a program asks for an emulated GPU.
+    // Programs request an emulated GPU by this variable.
     options.emulated_gpu = std::env::var_os("HF3FS_GDR_ENABLED").is_some_and(|mode| mode == "emulated");
-    context.stop.end_in_order();
+    context.stop.ignore_second_signal();
     let start = Instant::now();
     let point = options.mount_point.clone();
-    let daemon = Daemon::start(options).map_err(refused)?;
-    // People, and scripts that wait for it, read this on stderr.
+    let daemon = Daemon::start(options).map_err(mount_error)?;
+    // Scripts wait for this line on stderr.
     report::note(&format!("{what} is mounted at {}; Ctrl-C unmounts", point.display()));
     while !daemon.is_over() && !context.stop.is_set() {
         std::thread::sleep(STOP_POLL_INTERVAL);
     }
     let document = document(&daemon.report())?;
-    daemon.end().map_err(refused)?;
+    daemon.end().map_err(mount_error)?;
     let mut text = text(&document);
     text.row("mounted", format!("for {}", units::time(start.elapsed())));
     Report::new(document, text)
@@ -125,16 +125,20 @@ fn serve(args: &Args, mut options: MountOptions, what: &str, context: &CommandCo
 fn status(point: &Path, context: &CommandContext) -> Result<Report> {
     let path = point.join(onehop_serve::STATS);
     let (sender, answer) = channel();
-    let of = path.clone();
-    // By another thread: a daemon that is stopped does not answer, and only the end of the process ends such a read, which the kernel
-    // puts off once a daemon has taken the request.
-    let reader = move || sender.send(std::fs::read_to_string(of));
-    std::thread::Builder::new().spawn(reader).map_err(|e| CliError::file("a thread to read", &path, e))?;
+    let file = path.clone();
+    // Read by another thread: a stopped daemon does not answer, and only the end of this process ends such a read. Once
+    // the daemon has received the request, the kernel delays even that.
+    let reader = move || sender.send(std::fs::read_to_string(file));
+    std::thread::Builder::new()
+        .spawn(reader)
+        .map_err(|e| CliError::file("starting a thread to read", &path, e))?;
     let words = loop {
         match answer.recv_timeout(STOP_POLL_INTERVAL) {
             Ok(words) => break words,
             Err(RecvTimeoutError::Timeout) => context.stop.check()?,
-            Err(RecvTimeoutError::Disconnected) => break Err(std::io::Error::other("its reader has ended")),
+            Err(RecvTimeoutError::Disconnected) => {
+                break Err(std::io::Error::other("the thread that reads it has ended"));
+            }
         }
     };
     let words = words.map_err(|error| match error.kind() {
@@ -164,12 +168,15 @@ fn text(document: &Value) -> ReportText {
         let all = format!("{all} rings and buffers ({more_of_all} more are possible)");
         text.row("this user", format!("{rings} rings ({more} more are possible), {all}"));
     }
-    for way in document["routes"].as_array().into_iter().flatten() {
-        let name = |field: &str| way[field].as_str().unwrap_or_default();
-        let simulated =
-            if way["simulated"].as_array().is_some_and(|list| !list.is_empty()) { ", simulated" } else { "" };
-        let bytes = units::bytes(way["bytes"].as_u64().unwrap_or(0));
-        let transfers = way["transfers"].as_u64().unwrap_or(0);
+    for route in document["routes"].as_array().into_iter().flatten() {
+        let name = |field: &str| route[field].as_str().unwrap_or_default();
+        let simulated = if route["simulated"].as_array().is_some_and(|list| !list.is_empty()) {
+            ", simulated"
+        } else {
+            ""
+        };
+        let bytes = units::bytes(route["bytes"].as_u64().unwrap_or(0));
+        let transfers = route["transfers"].as_u64().unwrap_or(0);
         let (direction, memory) = (name("direction"), name("memory"));
         text.row(name("route"), format!("{direction} {memory}{simulated}: {bytes} in {transfers} transfers"));
     }
@@ -202,7 +209,7 @@ fn text(document: &Value) -> ReportText {
     text
 }
 
-fn refused(error: Serve) -> CliError {
+fn mount_error(error: Serve) -> CliError {
     match &error {
         Serve::Mount { source, .. } if source.raw_os_error().is_some() => {
             let fix = "Run it as root where /dev/fuse exists, or install fuse3";

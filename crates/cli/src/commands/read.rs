@@ -1,4 +1,4 @@
-//! `onehop read`: blocks of a drive, a file on it, or a file of this machine, into GPU memory.
+//! `onehop read`: reads blocks of a drive, a file on it, or a local file into GPU memory.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
 use crate::outputs;
 use crate::report::{Report, ReportText};
-use crate::sources::refuse_same;
+use crate::sources::refuse_overwrite;
 use crate::transfer::{self, RouteArgs, TransferWatch};
 use crate::units;
 
@@ -32,33 +32,34 @@ use crate::units;
                         onehop read -d sim:ext4.img --path /models/a.gguf --offset 4096 --len 1M --verify"
 )]
 pub(crate) struct Args {
-    /// A file of this machine, on a file system that Linux has mounted
+    /// A local file, on a file system that Linux has mounted
     #[arg(value_name = "FILE", conflicts_with_all = ["drive", "path", "lba", "blocks", "map", "nsid", "partition"])]
-    #[arg(conflicts_with_all = crate::transfer::OF_DRIVES)]
+    #[arg(conflicts_with_all = crate::transfer::DRIVE_OPTIONS)]
     file: Option<PathBuf>,
-    /// The drive: a PCI address such as 0000:0b:00.0, sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE, vfio-user:SOCKET, nvme-tcp://HOST:PORT/NQN
+    /// The drive: a PCI address such as 0000:0b:00.0, sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE,
+    /// vfio-user:SOCKET, nvme-tcp://HOST:PORT/NQN
     #[arg(short = 'd', long, value_name = "DRIVE", requires = "where_on_drive")]
     drive: Option<String>,
     /// The first block
     #[arg(long, value_name = "N", value_parser = units::parse_number, requires = "blocks")]
     lba: Option<u64>,
-    /// How many blocks
+    /// The number of blocks
     #[arg(long, value_name = "M", value_parser = units::parse_number, requires = "lba")]
     blocks: Option<u64>,
-    /// A file by its path in the drive's file system (ext2/3/4, FAT, exFAT), which onehop reads by itself
+    /// The path of a file in the drive's file system (ext2/3/4, FAT, exFAT), which onehop reads itself
     #[arg(long, value_name = "/IN/FS", conflicts_with_all = ["lba", "blocks"])]
     path: Option<PathBuf>,
-    /// The file is where this extent map says (see onehop map); of several files in it, --path names one
+    /// Find the file by this extent map (see onehop map); if it has several files, --path names one
     #[arg(long, value_name = "MAP", conflicts_with_all = ["lba", "blocks", "partition"])]
     map: Option<PathBuf>,
-    /// The partition that holds the file, or none: the whole drive, whatever table it has [default: the only one with a
-    /// known file system]
+    /// The partition with the file, or none to ignore any partition table [default: the only partition with a known
+    /// file system]
     #[arg(long, value_name = "N|none", value_parser = volume::parse_partition, requires = "path")]
     partition: Option<Which>,
-    /// From which byte of the file on
+    /// The first byte to read
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size, conflicts_with = "lba", default_value = "0")]
     offset: u64,
-    /// How many bytes of the file [default: all]
+    /// The number of bytes to read [default: all]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size, conflicts_with = "lba")]
     len: Option<u64>,
     /// The namespace
@@ -68,31 +69,30 @@ pub(crate) struct Args {
     gpu: GpuArg,
     #[command(flatten)]
     route: RouteArgs,
-    /// Copy the bytes back out of GPU memory into this file
+    /// Copy the bytes from GPU memory into this file
     #[arg(long, value_name = "FILE", value_parser = outputs::parser())]
     out: Option<PathBuf>,
-    /// Read the blocks once more by the CPU and compare every byte
+    /// Read the blocks again by the CPU, and compare every byte
     #[arg(long)]
     verify: bool,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     if let Some(path) = &args.file {
         if let Some(out) = &args.out {
-            refuse_same(out, path)?;
+            refuse_overwrite(out, path)?;
         }
         let (offset, len, gpu) = (args.offset, args.len, &args.gpu);
         let (route, verify, out) = (args.route.route.name(), args.verify, args.out.as_deref());
         let threads = args.route.reading_threads()?;
         let part = load::FilePart { path, offset, len, gpu, route, threads, verify, out };
-        return load::read(&part, context).map_err(CliError::of_files);
+        return load::read(&part, context).map_err(CliError::for_local_files);
     }
     let gpu = gpus::choose(&args.gpu)?;
     let options = args.route.options()?;
     let found = drives::find(args.drive.as_deref().unwrap_or_default(), &context.stop)?;
-    for read in args.map.iter().chain(&found.files) {
-        args.out.iter().try_for_each(|out| refuse_same(out, read))?;
+    for input in args.map.iter().chain(&found.files) {
+        args.out.iter().try_for_each(|out| refuse_overwrite(out, input))?;
     }
     let drive = drives::bring_up(found, options.drive_options(false), &context.stop)?;
     let setup =
@@ -129,14 +129,14 @@ fn read_blocks(
     Ok(Report::new(read.outcome, text)?.failed(failure.map(Into::into)))
 }
 
-/// Copies the bytes out of GPU memory into the named file.
+/// Copies the bytes from GPU memory into the output file, if one is named.
 fn save(data: &Region, args: &Args, context: &CommandContext) -> Result<()> {
     let Some(out) = &args.out else { return Ok(()) };
     let watch = TransferWatch::new("copying out", data.len() as u64, &context.stop);
     Ok(copy::save(data, data.len(), out, &watch)?)
 }
 
-/// A file's account: that of every transfer, and where the file was.
+/// The JSON document: that of every transfer, and where the file was.
 #[derive(Serialize)]
 struct FileDocument {
     #[serde(flatten)]
@@ -145,14 +145,14 @@ struct FileDocument {
     file_system: String,
     file_bytes: u64,
     offset: u64,
-    /// Extents of the drive that were read.
+    /// Number of extents that were read.
     extent_count: usize,
-    /// Bytes that were read from the drive, whole blocks.
+    /// Bytes read from the drive, as whole blocks.
     read_bytes: u64,
-    /// Bytes of holes, which are not read from a drive.
+    /// Bytes of holes, which are not read.
     hole_bytes: u64,
-    /// Bytes that the CPU writes after the reads: those that the file system keeps in its metadata, and the zeros of a hole
-    /// that begins within a block.
+    /// Bytes that the CPU writes after the reads: file contents in file system metadata, and the zeros of a hole that
+    /// begins within a block.
     inline_bytes: u64,
 }
 
@@ -201,8 +201,7 @@ fn read_file(
     for note in &found.notes {
         text.row("", note);
     }
-    let rest = rows(&document.outcome, args);
-    text.append(&rest);
+    text.append(&rows(&document.outcome, args));
     Ok(Report::new(document, text)?.failed(failure.map(Into::into)))
 }
 
@@ -210,7 +209,7 @@ fn rows(outcome: &TransferOutcome, args: &Args) -> ReportText {
     let mut text = ReportText::default();
     transfer::rows(outcome, &mut text);
     if let Some(out) = &args.out {
-        text.row("out", format!("{} holds the bytes from GPU memory", out.display()));
+        text.row("out", format!("{} contains the bytes from GPU memory", out.display()));
     }
     text
 }

@@ -1,4 +1,4 @@
-//! The documents of `drive bind`, `unbind` and `recover`, which change the machine; here, a folder that stands for one.
+//! Tests the JSON documents of `drive bind`, `unbind` and `recover` on a folder that stands for a machine.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,7 +14,7 @@ use crate::report::Report;
 
 const DRIVE: &str = "0000:0b:00.0";
 
-/// A drive that vfio-pci drives. No kernel acts on what is written here, so it stays as it is.
+/// Files of a drive bound to vfio-pci. No kernel acts on writes to them, so nothing changes.
 struct DriveFolder(PathBuf);
 
 impl DriveFolder {
@@ -50,7 +50,7 @@ impl Drop for DriveFolder {
     }
 }
 
-/// The document of a command that succeeded; it must be what the command's schema says, and have no more fields.
+/// The document of a successful command. It must match the command's schema, without other fields.
 fn document(command: &str, report: Report) -> Value {
     let (document, _, failed) = report.into_parts().unwrap();
     assert!(failed.is_none(), "{document:#}");
@@ -63,14 +63,14 @@ fn document(command: &str, report: Report) -> Value {
     }
     let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
     compiler.add_resource("schema.json", schema).unwrap();
-    // Not the other variant, which is that of a failure.
+    // The first variant is the success; the other is a failure.
     let index = compiler.compile("schema.json#/anyOf/0", &mut schemas).unwrap_or_else(|e| panic!("{e:#}"));
     schemas.validate(&document, index).unwrap_or_else(|e| panic!("{command}: {e:#}\n{document:#}"));
     document
 }
 
 #[test]
-fn successes_are_what_the_schemas_say() {
+fn successes_match_their_schemas() {
     let machine = DriveFolder::new();
     let root = Root::below(&machine.0);
     let bound = document("drive bind", bind::change(&root, DRIVE, Some("vfio-pci")).unwrap());
@@ -80,7 +80,7 @@ fn successes_are_what_the_schemas_say() {
     assert_eq!(bound, expected);
     let unbound = document("drive unbind", bind::change(&root, DRIVE, None).unwrap());
     assert_eq!((&unbound["before"], &unbound["drive"]), (&json!("vfio-pci"), &json!(DRIVE)));
-    // As our module says what is missing.
+    // As reported by the kernel module onehop.
     let missing = machine.0.join(format!("sys/bus/pci/devices/{DRIVE}/onehop_missing"));
     fs::write(missing, "an IOMMU\n").unwrap();
     let bound = document("drive bind", bind::change(&root, DRIVE, Some("vfio-pci")).unwrap());

@@ -1,4 +1,4 @@
-//! `onehop drive recover`: removes a drive from the bus and rescans, for a drive that reads as all ones.
+//! `onehop drive recover`: removes a drive that reads as all ones from the bus, and rescans.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,6 @@ pub(crate) struct Args {
     timeout: Duration,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     recover(&Root::here(), &args.drive.drive, args.timeout)
 }
@@ -32,9 +31,9 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
 pub(super) fn recover(root: &Root, drive: &str, timeout: Duration) -> Result<Report> {
     let name = drives::address(drive)?;
     let was_present = onehop_pci::is_present(root, name.address);
-    let begun = Instant::now();
+    let start = Instant::now();
     onehop_pci::rescan(root, name.address, timeout)?;
-    let took = begun.elapsed();
+    let took = start.elapsed();
     let mut text = ReportText::default();
     text.row("drive", name.address);
     text.row("before", if was_present { "responding" } else { "not responding" });

@@ -1,5 +1,5 @@
-//! `onehop report`: what a machine can do with a drive and a GPU, in one archive that names neither the machine nor its
-//! owner, made to be published with a hardware report.
+//! `onehop report`: writes diagnostics of a drive and a GPU into one archive for a public hardware report. The archive
+//! names neither the machine nor its owner.
 
 mod archive;
 #[cfg(test)]
@@ -24,7 +24,8 @@ use crate::units;
 use archive::Archive;
 use private::Private;
 
-/// Run the diagnostics of a drive and a GPU, read-only, and write the results without names or serial numbers into one archive
+/// Run the diagnostics of a drive and a GPU, read-only, and write the results without names or serial numbers into one
+/// archive
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop report -d 0000:0b:00.0 -g 0\n  onehop report -d sim:mem:64M -g emu --out try.tar.gz\n\nIt runs \
@@ -47,7 +48,7 @@ pub(crate) struct Args {
     budget: Duration,
 }
 
-/// A command that is run, and its result.
+/// A command of the report, and its result.
 #[derive(Serialize)]
 struct ReportStep {
     /// The name of its files in the archive.
@@ -63,7 +64,6 @@ struct ReportStep {
     text: String,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let lines = lines(args)?;
     let archive = Archive::create(&args.out)?;
@@ -71,16 +71,16 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     private.add_drive_name(&args.drive.drive);
     let (mut steps, mut failure) = (Vec::new(), None);
     for (name, line) in lines {
-        // A drive or a GPU that has just failed is left alone.
+        // A drive or GPU that has just failed is not measured.
         if name == "sweep" && failure.is_some() {
-            report::note("the sweep is left out, because a step before it failed");
+            report::note("the sweep is skipped, because an earlier step failed");
             break;
         }
         let (step, mut failed) = step(name, &line, context)?;
-        if let Some(error) = failed.take_if(|error| error.is_of_arguments()) {
+        if let Some(error) = failed.take_if(|error| error.is_argument_error()) {
             return Err(error);
         }
-        private.learn(&step.document);
+        private.add_document(&step.document);
         steps.push(step);
         failure = failure.or(failed);
     }
@@ -88,11 +88,11 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let bytes = archive.write(&members)?;
     let mut text = ReportText::default();
     for step in &steps {
-        let how = step
+        let result = step
             .error
             .as_ref()
             .map_or("done".to_owned(), |why| format!("exit code {}: {why}", step.exit_code));
-        text.row(step.name, how);
+        text.row(step.name, result);
     }
     text.row("archive", format!("{}, {}", args.out.display(), units::bytes(bytes)));
     let removed = private.removed();
@@ -105,19 +105,19 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     Ok(Report::new(document, text)?.failed(failure))
 }
 
-/// The command lines. None of them writes to a drive: the sweep is told to read, and `--serial` is missing, without which
-/// no command of onehop writes to a drive that keeps its data.
+/// The command lines. None of them writes to a drive: the sweep only reads, and without `--serial` no command writes to
+/// a drive that keeps its data.
 fn lines(args: &Args) -> Result<Vec<(&'static str, Vec<String>)>> {
     let drive = args.drive.drive.as_str();
     let mut about = Vec::new();
     match drives::address(drive) {
         Ok(name) => about.extend(["-d".to_owned(), name.address.to_string()]),
-        // A kernel's name, such as /dev/nvme0n1; the error says what to write instead.
+        // A kernel name such as /dev/nvme0n1; the error says what to use instead.
         Err(error) if drives::block_device(drive).is_some() => return Err(error.into()),
-        // One that is not on this machine's bus.
+        // Not a drive on this machine's PCI bus.
         Err(_) => {}
     }
-    // Without -g the commands choose one by themselves. Doctor cannot find the emulated one.
+    // Without -g the commands choose a GPU. Doctor does not know the emulated one.
     let named = args.gpu.gpu.as_deref();
     let gpu: Vec<_> = named.iter().flat_map(|gpu| ["-g".to_owned(), gpu.to_string()]).collect();
     if named.is_some_and(|gpu| !gpu.starts_with("emu")) {
@@ -135,7 +135,7 @@ fn lines(args: &Args) -> Result<Vec<(&'static str, Vec<String>)>> {
     ])
 }
 
-/// Runs a command line as `main` does. Only an end of the whole report is an error here.
+/// Runs a command line as `main` does. Only a stop of the whole report is an error here.
 fn step(
     name: &'static str,
     line: &[String],
@@ -173,7 +173,7 @@ fn step(
     Ok((step, failed))
 }
 
-/// The files of the archive, without anything that identifies this machine.
+/// The files of the archive, without what identifies this machine.
 fn members(steps: &[ReportStep], private: &Private) -> Result<Vec<(String, Vec<u8>)>> {
     let about = Versioned::new(&json!({ "machine": machine(), "steps": steps })).to_value()?;
     let mut members = vec![("README.txt".to_owned(), README.as_bytes().to_vec())];
@@ -187,14 +187,14 @@ fn members(steps: &[ReportStep], private: &Private) -> Result<Vec<(String, Vec<u
         add(format!("{}.json", step.name), &step.document);
     }
     for step in steps {
-        let text = private.text(&plain(&step.text));
+        let text = private.text(&without_colours(&step.text));
         members.push((format!("{}.txt", step.name), text.into_bytes()));
     }
     Ok(members)
 }
 
-/// Text without colour codes.
-fn plain(text: &str) -> String {
+/// Removes colour codes.
+fn without_colours(text: &str) -> String {
     let mut parts = text.split("\x1b[");
     let mut out = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -203,12 +203,12 @@ fn plain(text: &str) -> String {
     out
 }
 
-const README: &str = "What `onehop report` found on one machine.\n\n\
-    report.json     the machine, and the commands that were run, with their exit codes\n\
-    NAME.json       what each of them printed with --json; `onehop schema` describes it\n\
-    NAME.txt        the same for people\n\n\
+const README: &str = "Results of `onehop report` on one machine.\n\n\
+    report.json     the machine, and the commands with their exit codes\n\
+    NAME.json       the output of each command with --json; `onehop schema` describes it\n\
+    NAME.txt        the same as text\n\n\
     Serial numbers, hardware identifiers, host and user names, home directories and mount points were replaced by words in\n\
-    brackets. Names of running programs and of models of hardware were not. Read the files before you publish them.\n";
+    brackets. Names of running programs and hardware models were kept. Read the files before you publish them.\n";
 
 #[cfg(test)]
 mod tests {
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn colours_are_left_out() {
-        assert_eq!(plain("\x1b[1mEnvironment\x1b[0m: a\n\x1b[33mwarn"), "Environment: a\nwarn");
-        assert_eq!(plain("[1m, plain"), "[1m, plain");
+        assert_eq!(without_colours("\x1b[1mEnvironment\x1b[0m: a\n\x1b[33mwarn"), "Environment: a\nwarn");
+        assert_eq!(without_colours("[1m, plain"), "[1m, plain");
     }
 }

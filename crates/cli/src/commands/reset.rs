@@ -1,4 +1,4 @@
-//! `onehop drive reset`: resets the controller and reports the time taken.
+//! `onehop drive reset`: resets the controller, and reports the time taken.
 
 use std::time::Instant;
 
@@ -18,7 +18,6 @@ pub(crate) struct Args {
     drive: DriveArg,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
     let drive = drives::open(&args.drive.drive, &context.stop)?;

@@ -1,4 +1,4 @@
-//! `onehop schema`: the JSON Schema of what a command prints with `--json`.
+//! `onehop schema`: prints the JSON Schema of a command's `--json` output.
 
 use serde_json::{Map, Value, json};
 
@@ -23,7 +23,7 @@ macro_rules! schemas {
     };
 }
 
-/// What several commands have in common; the others refer to it.
+/// Definitions that several schemas refer to.
 const COMMON: &str = include_str!("../../schemas/common.json");
 const ALL: &[(&str, &str)] = schemas!(
     "demo" in "demo",
@@ -63,7 +63,6 @@ const ALL: &[(&str, &str)] = schemas!(
     "schema" in "schema",
 );
 
-/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let name = args.command.join(" ");
     let names: Vec<_> = ALL.iter().map(|(name, _)| *name).collect();
@@ -74,7 +73,10 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     }
     let Some((name, file)) = ALL.iter().find(|(known, _)| *known == name) else {
         let name = name.escape_debug();
-        return Err(CliError::Usage(format!("no command '{name}' prints a document; {}", names.join(", "))));
+        return Err(CliError::Usage(format!(
+            "no command '{name}' prints a document; commands are {}",
+            names.join(", ")
+        )));
     };
     let schema = bundle(file)
         .map_err(|why| CliError::Failed(format!("the schema of {name} is not well-formed: {why}")))?;
@@ -82,25 +84,25 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     Report::new(json!({ "command": name, "json_schema": schema }), text)
 }
 
-/// The schema of a command, as it is printed.
+/// The schema of a command.
 #[cfg(test)]
 pub(super) fn of(command: &str) -> Value {
     let (_, file) = ALL.iter().find(|(known, _)| *known == command).unwrap();
     bundle(file).unwrap()
 }
 
-/// A schema that needs no other file: it gets the definitions that it refers to.
+/// Makes a schema self-contained, by adding the definitions that it refers to.
 fn bundle(file: &str) -> std::result::Result<Value, String> {
     let parse = |text| serde_json::from_str::<Value>(text).map_err(|e| e.to_string());
     let (mut schema, common) = (parse(file)?, parse(COMMON)?);
     let mut wanted = Vec::new();
-    localise(&mut schema, &mut wanted);
+    localize_refs(&mut schema, &mut wanted);
     let mut defs = schema["$defs"].as_object().cloned().unwrap_or_else(Map::new);
     while let Some(name) = wanted.pop() {
         if !defs.contains_key(&name) {
             let mut def =
                 common["$defs"].get(&name).cloned().ok_or_else(|| format!("{name} is defined nowhere"))?;
-            localise(&mut def, &mut wanted);
+            localize_refs(&mut def, &mut wanted);
             defs.insert(name, def);
         }
     }
@@ -108,8 +110,8 @@ fn bundle(file: &str) -> std::result::Result<Value, String> {
     Ok(schema)
 }
 
-/// Turns references into ones within the schema itself, and collects their names.
-fn localise(schema: &mut Value, wanted: &mut Vec<String>) {
+/// Makes references local to the schema, and collects their names.
+fn localize_refs(schema: &mut Value, wanted: &mut Vec<String>) {
     match schema {
         Value::Object(fields) => {
             for (name, value) in fields {
@@ -119,11 +121,11 @@ fn localise(schema: &mut Value, wanted: &mut Vec<String>) {
                         *to = format!("#/$defs/{def}");
                         wanted.push(def);
                     }
-                    value => localise(value, wanted),
+                    value => localize_refs(value, wanted),
                 }
             }
         }
-        Value::Array(list) => list.iter_mut().for_each(|value| localise(value, wanted)),
+        Value::Array(list) => list.iter_mut().for_each(|value| localize_refs(value, wanted)),
         _ => {}
     }
 }

@@ -1,4 +1,4 @@
-//! `onehop sim serve`: the simulated drive, or the simulated SDR board, as a PCI device of QEMU or any other vfio-user client.
+//! `onehop sim serve`: serves a simulated drive or SDR board as a PCI device to QEMU or another vfio-user client.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -15,8 +15,8 @@ use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::report::{self, Report, ReportText};
 
-/// Breaches of rules that are printed, beside the first of each rule; the count says how many there were.
-const SHOWN: usize = 40;
+/// Number of violations that are printed, in addition to the first of each rule.
+const PRINTED: usize = 40;
 
 /// Serve a simulated drive or SDR board on a socket until Ctrl-C, and report rule violations
 #[derive(clap::Args)]
@@ -65,7 +65,7 @@ enum ServedDevice {
 }
 
 impl ServedDevice {
-    /// `usdr`, perhaps with options, is a board; everything else is a drive.
+    /// Opens a device: `usdr`, with or without options, is a board, other names are drives.
     fn open(name: &str) -> Result<Self> {
         let Some(spec) = name.strip_prefix("sim:") else {
             let what = name.escape_debug();
@@ -94,24 +94,24 @@ impl ServedDevice {
         Ok(if args.forgive_memory_space { function.forgiving_memory_space() } else { function })
     }
 
-    /// What it did, as lines for people and as fields.
-    fn account(&self) -> (Vec<(&'static str, String)>, Value) {
+    /// Statistics, as rows of text and as JSON fields.
+    fn statistics(&self) -> (Vec<(&'static str, String)>, Value) {
         match self {
-            Self::Drive(sim) => drive_account(sim),
-            Self::Board(board) => board_account(board),
+            Self::Drive(sim) => drive_statistics(sim),
+            Self::Board(board) => board_statistics(board),
         }
     }
 
-    /// How often rules were broken, with the breaches that were not recorded.
-    fn breach_count(&self) -> u64 {
+    /// The number of violations, including those not recorded.
+    fn violation_count(&self) -> u64 {
         match self {
             Self::Drive(sim) => sim.violation_count(),
             Self::Board(board) => board.violation_count(),
         }
     }
 
-    /// The breaches that were recorded: by name, how, and for people.
-    fn breaches(&self) -> Vec<(Value, String)> {
+    /// The recorded violations, as JSON and as text.
+    fn violations(&self) -> Vec<(Value, String)> {
         match self {
             Self::Drive(sim) => {
                 let list = sim.violations();
@@ -133,23 +133,22 @@ impl ServedDevice {
     }
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let Protocol::VfioUser = args.protocol;
     let served = ServedDevice::open(&args.drive)?;
     let function = served.function(args)?;
     let server = Server::bind(&args.socket)?;
-    say(&format!("{} is served on {}; Ctrl-C ends", args.drive, args.socket.display()));
+    report::note(&format!("{} is served on {}; Ctrl-C ends", args.drive, args.socket.display()));
     let (clients, refused, done) = (Cell::new(0), Cell::new(0), Cell::new(false));
-    let tell = |event| {
+    let on_event = |event| {
         match &event {
             ServerEvent::Connected => clients.set(clients.get() + 1),
             ServerEvent::Refused { .. } => refused.set(refused.get() + 1),
             ServerEvent::Closed(_) => done.set(args.once),
         }
-        say(&event.to_string());
+        report::note(&event.to_string());
     };
-    server.run(&function, &|| done.get() || context.stop.is_set(), &tell)?;
+    server.run(&function, &|| done.get() || context.stop.is_set(), &on_event)?;
     let report = report(args, &served, clients.get(), refused.get())?;
     Ok(if context.stop.is_set() {
         report.failed(Some(CliError::Stopped("the socket is removed")))
@@ -158,28 +157,23 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     })
 }
 
-/// Prints it on stderr; a closed stderr is no reason to stop.
-fn say(what: &str) {
-    report::note(what);
-}
-
 fn report(args: &Args, served: &ServedDevice, clients: u64, refused: u64) -> Result<Report> {
-    let (rows, account) = served.account();
-    let (count, breaches) = (served.breach_count(), served.breaches());
+    let (rows, fields) = served.statistics();
+    let (count, recorded) = (served.violation_count(), served.violations());
     let mut text = ReportText::default();
     text.row("device", &args.drive);
     text.row("clients", format!("{clients}, {refused} of their requests refused"));
     for (name, what) in rows {
         text.row(name, what);
     }
-    text.row("violations", violations(count, breaches.len()));
+    text.row("violations", violation_text(count, recorded.len()));
     let mut rules = HashSet::new();
-    for (n, (value, breach)) in breaches.iter().enumerate() {
-        if rules.insert(value["rule"].as_str()) || n < SHOWN {
-            text.line(format!("  {breach}"));
+    for (n, (value, violation)) in recorded.iter().enumerate() {
+        if rules.insert(value["rule"].as_str()) || n < PRINTED {
+            text.line(format!("  {violation}"));
         }
     }
-    let mut document: Map<String, Value> = account.as_object().cloned().unwrap_or_default();
+    let mut document: Map<String, Value> = fields.as_object().cloned().unwrap_or_default();
     document.extend([
         ("drive".to_owned(), json!(args.drive)),
         ("socket".to_owned(), json!(args.socket.display().to_string())),
@@ -187,20 +181,20 @@ fn report(args: &Args, served: &ServedDevice, clients: u64, refused: u64) -> Res
         ("clients".to_owned(), json!(clients)),
         ("refused_requests".to_owned(), json!(refused)),
         ("breach_count".to_owned(), json!(count)),
-        ("breaches".to_owned(), breaches.into_iter().map(|(value, _)| value).collect()),
+        ("breaches".to_owned(), recorded.into_iter().map(|(value, _)| value).collect()),
     ]);
     Report::new(document, text)
 }
 
-/// How many there were, and how many of them are recorded where that is fewer.
-fn violations(count: u64, recorded: usize) -> String {
+/// The number of violations, and of those recorded if that is less.
+fn violation_text(count: u64, recorded: usize) -> String {
     if count == recorded as u64 {
         return count.to_string();
     }
-    format!("{count}, of which {recorded} are recorded: the first ones, and the first of each rule")
+    format!("{count}, {recorded} of them recorded: the first ones, and the first of each rule")
 }
 
-fn drive_account(sim: &Sim) -> (Vec<(&'static str, String)>, Value) {
+fn drive_statistics(sim: &Sim) -> (Vec<(&'static str, String)>, Value) {
     let stats = sim.stats();
     let (admin, io) = (stats.admin_commands(), stats.io_commands());
     let row = format!("{admin} admin, {io} I/O, {} of them failed", stats.errors);
@@ -215,7 +209,7 @@ fn drive_account(sim: &Sim) -> (Vec<(&'static str, String)>, Value) {
     (vec![("commands", row)], fields)
 }
 
-fn board_account(board: &Board) -> (Vec<(&'static str, String)>, Value) {
+fn board_statistics(board: &Board) -> (Vec<(&'static str, String)>, Value) {
     let (stats, flows) = (board.stats(), board.flows());
     let row = format!(
         "{} starts, {} blocks sent, {} of them lost, at worst {:.3} s behind the clock",

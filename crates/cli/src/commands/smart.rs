@@ -8,7 +8,7 @@ use crate::drives::{self, DriveArg};
 use crate::error::{CliError, Result};
 use crate::report::{Report, ReportText, number};
 
-/// Bytes of a data unit, in which the log counts what was read and written.
+/// Bytes of a data unit, in which the log counts reads and writes.
 const UNIT: u128 = 512_000;
 
 /// Show a drive's health: temperature, wear, errors, hours
@@ -19,7 +19,6 @@ pub(crate) struct Args {
     drive: DriveArg,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let drive = drives::open(&args.drive.drive, &context.stop)?;
     let page = drive.log_page(log::id::HEALTH, u32::MAX, Health::BYTES)?;

@@ -1,4 +1,4 @@
-//! `onehop topo`: the PCIe tree, and the path between two devices.
+//! `onehop topo`: shows the PCIe tree, and the path between two devices.
 
 use std::path::PathBuf;
 
@@ -36,15 +36,15 @@ pub(crate) struct Args {
     /// Show every function, not only those on routes
     #[arg(long)]
     all: bool,
-    /// Show a recorded system: a folder of `onehop doctor --record`, its system.json, a copy of /sys and /proc, or `example`
+    /// Show a recorded system: a folder written by `onehop doctor --record`, its system.json, a copy of /sys and /proc,
+    /// or `example`
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let root = root(args.from.as_deref())?;
-    // Only a recorded answer of CUDA is worth having: asking it takes longer than all the rest.
+    // CUDA is not queried here, because that takes longer than the rest; a recorded answer is used.
     let timeout = (!root.is_here()).then(|| std::time::Duration::from_secs(1));
     let stop = context.stop.signal();
     let facts = Facts::gather(&root, &FactsRequest { files: Vec::new(), timeout, stop })?;
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     }
     if let Some(why) = missing {
         text.line(format_args!(
-            "\n{why}\nonehop topo --explain --from example shows a made-up machine that has both"
+            "\n{why}\nonehop topo --explain --from example shows a composed machine that has both"
         ));
     }
     let document = json!({ "system": root.about(), "tree": facts.tree, "paths": paths, "missing": missing });

@@ -1,4 +1,4 @@
-//! `onehop write`: a file into GPU memory, and from there to the drive.
+//! `onehop write`: copies a file into GPU memory, and writes it from there to a drive.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -18,8 +18,7 @@ use crate::units;
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  onehop write -d sim:disk.img --lba 16 --in part.bin --serial ONEHOP-SIM-1 --yes \
-                        --verify\n\n`onehop drive identify` shows the serial number, which makes sure that the right drive is \
-                        written to."
+                        --verify\n\n`onehop drive identify` shows the serial number, which ensures that the right drive is written."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -27,7 +26,7 @@ pub(crate) struct Args {
     /// The first block
     #[arg(long, value_name = "N", value_parser = units::parse_number)]
     lba: u64,
-    /// The file with the bytes
+    /// The file to write
     #[arg(long = "in", value_name = "FILE")]
     input: PathBuf,
     /// The drive's own serial number
@@ -36,7 +35,7 @@ pub(crate) struct Args {
     /// Yes, overwrite these blocks
     #[arg(long)]
     yes: bool,
-    /// Fill the last block up with zeroes if the file ends within it
+    /// Pad the last block with zeroes if the file ends within it
     #[arg(long)]
     pad: bool,
     /// The namespace
@@ -51,7 +50,6 @@ pub(crate) struct Args {
     verify: bool,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
     let options = args.route.options()?;
@@ -69,11 +67,11 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let moved = {
         let watch = TransferWatch::new("writing", bytes, &context.stop);
         let moved = engine.transfer(Op::Write, ns, &[job], &memory, &watch);
-        moved.map_err(|error| CliError::from(error).of_write(&context.stop))?
+        moved.map_err(|error| CliError::from(error).for_write(&context.stop))?
     };
     let crc = copy::crc32c(&memory.region, 0, bytes as usize)?;
     let mut outcome = TransferOutcome::new(&drive, &gpu, &engine, &moved, Some(crc));
-    // Its queues may be all that the drive grants.
+    // The flush needs a queue, and the drive may grant no more than the engine has.
     drop(engine);
     drive.queue()?.flush(ns)?;
     outcome.look_again(&drive);
@@ -90,20 +88,20 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
 
 fn open_input(args: &Args) -> Result<(File, u64)> {
     let refuse = |why: &str| Err(CliError::Usage(format!("--in {}: {why}", args.input.display())));
-    let look = |e| CliError::file("look at", &args.input, e);
-    // Checked before it is opened: opening a FIFO waits for its other end.
-    if !args.input.metadata().map_err(look)?.is_file() {
-        return refuse("only a regular file has a size that is known beforehand");
+    let failed = |e| CliError::file("reading the metadata of", &args.input, e);
+    // Checked before opening: opening a FIFO waits for its other end.
+    if !args.input.metadata().map_err(failed)?.is_file() {
+        return refuse("only a regular file has a known size");
     }
-    let file = File::open(&args.input).map_err(|e| CliError::file("open", &args.input, e))?;
-    let meta = file.metadata().map_err(look)?;
+    let file = File::open(&args.input).map_err(|e| CliError::file("opening", &args.input, e))?;
+    let meta = file.metadata().map_err(failed)?;
     if meta.len() == 0 {
         return refuse("the file is empty, so there is nothing to write");
     }
     Ok((file, meta.len()))
 }
 
-/// How many blocks the file takes; an error where it does not fill the last one.
+/// The number of blocks of the file. Fails if it does not fill the last one and `--pad` is missing.
 fn blocks_of(args: &Args, ns: &Namespace, bytes: u64) -> Result<u64> {
     let block = block_bytes(ns);
     let over = bytes % block;
@@ -119,12 +117,12 @@ fn blocks_of(args: &Args, ns: &Namespace, bytes: u64) -> Result<u64> {
     Ok(bytes.div_ceil(block))
 }
 
-/// Refuses to write unless the arguments confirm this drive, and that its blocks may be overwritten.
+/// Fails unless the arguments name this drive's serial number and allow overwriting.
 fn allow(args: &Args, drive: &Drive, blocks: u64) -> Result<()> {
     drives::allow_writes(drive, &args.drive.drive, &args.serial)?;
     if !args.yes {
         return Err(CliError::Usage(format!(
-            "this would overwrite blocks {} to {} of namespace {} of {}; add --yes if that is meant",
+            "this would overwrite blocks {} to {} of namespace {} of {}; add --yes to confirm",
             args.lba,
             args.lba + blocks - 1,
             args.nsid,

@@ -1,4 +1,4 @@
-//! Help, and made-up arguments: an answer each time, and never a panic.
+//! Help, documentation, and invalid arguments: there is always an answer, never a panic.
 
 use std::collections::BTreeSet;
 
@@ -22,13 +22,13 @@ fn every_command_has_help_with_an_example() {
     let (number, commit) = version.trim().strip_prefix("onehop ").unwrap().split_once(' ').unzip();
     assert_eq!(number.unwrap_or(version.trim().trim_start_matches("onehop ")), env!("CARGO_PKG_VERSION"));
     let hexadecimal = |commit: &str| commit.len() > 9 && commit.bytes().all(|b| b.is_ascii_hexdigit());
-    // Sources that were unpacked from a package have no commit.
+    // Sources unpacked from a package have no commit.
     if commit.is_some() || std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.git")).exists() {
         assert!(hexadecimal(commit.unwrap().trim_matches(['(', ')'])), "{version}");
     }
 }
 
-/// The long options that a text names.
+/// The long options in a text.
 fn options(text: &str) -> BTreeSet<&str> {
     let word = |at: usize| text[at..].split(|c: char| c != '-' && !c.is_ascii_alphanumeric()).next().unwrap();
     let begins = text
@@ -38,7 +38,7 @@ fn options(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn the_documentation_has_every_command_and_option_and_no_other() {
+fn the_documentation_lists_exactly_the_existing_options() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md")).unwrap();
     let documented = options(&page);
     let helps: Vec<_> = command_tree()
@@ -49,16 +49,16 @@ fn the_documentation_has_every_command_and_option_and_no_other() {
             stdout(&onehop(&args))
         })
         .collect();
-    // These are everywhere; the last is cargo's.
-    let besides = BTreeSet::from(["--help", "--version", "--features"]);
+    // Common to all commands; the last is an option of cargo.
+    let common = BTreeSet::from(["--help", "--version", "--features"]);
     let real: BTreeSet<_> = helps.iter().flat_map(|help| options(help)).collect();
-    let missing: Vec<_> = real.difference(&documented).filter(|option| !besides.contains(*option)).collect();
+    let missing: Vec<_> = real.difference(&documented).filter(|option| !common.contains(*option)).collect();
     assert!(missing.is_empty(), "docs/cli.md lacks {missing:?}");
-    let unknown: Vec<_> = documented.difference(&real).filter(|option| !besides.contains(*option)).collect();
+    let unknown: Vec<_> = documented.difference(&real).filter(|option| !common.contains(*option)).collect();
     assert!(unknown.is_empty(), "docs/cli.md names {unknown:?}, which no command has");
 }
 
-/// The long options that a command's help lists, each with its short form.
+/// The long options listed in a command's help, with their short forms.
 fn listed(help: &str) -> Vec<(&str, Option<&str>)> {
     let entries = help.lines().map(str::trim_start).filter(|line| line.starts_with('-'));
     let split = entries.map(|line| match line.split_once(", ") {
@@ -67,7 +67,7 @@ fn listed(help: &str) -> Vec<(&str, Option<&str>)> {
     });
     let name =
         |rest: &str| rest.split(|c: char| c != '-' && !c.is_ascii_alphanumeric()).next().unwrap().len();
-    // The other lines that begin so are options of examples, and values that an option has with another.
+    // Other lines that begin with a dash are options in examples and values of options.
     let found = split.map(|(rest, short)| (&rest[..name(rest)], short));
     let mut all: Vec<_> = found.filter(|(long, _)| long.len() > 3 && long.starts_with("--")).collect();
     all.sort_unstable();
@@ -75,8 +75,8 @@ fn listed(help: &str) -> Vec<(&str, Option<&str>)> {
     all
 }
 
-/// Options that no test here uses, with the reason.
-const UNUSED: &[(&str, &str, &str)] = &[
+/// Options that no test here uses, and why.
+const UNTESTED_OPTIONS: &[(&str, &str, &str)] = &[
     ("bench queue", "--rings", "needs an NVIDIA GPU: crates/bench/tests/gpu"),
     ("bench queue", "--controller", "needs an NVIDIA GPU: crates/bench/tests/gpu"),
     ("bench queue", "--controller-gpu", "needs two NVIDIA GPUs: docs/benchmarks.md"),
@@ -87,12 +87,12 @@ const UNUSED: &[(&str, &str, &str)] = &[
     ("target", "--nic", "needs RDMA: bed/guest/jobs/rdma-target"),
 ];
 
-/// A test file that names an option and the command together is taken to use it: commands often stand in a helper of the file.
+/// A test file uses an option if it contains both option and command, because commands are often in a helper.
 #[test]
 fn every_option_of_every_command_is_used_by_a_test() {
     let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command")).unwrap();
     let paths = folder.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some());
-    // Not this file, which names options to say that they are not used.
+    // Except this file, which lists untested options.
     let files: Vec<_> = paths
         .filter(|path| !path.ends_with("arguments.rs"))
         .map(|path| std::fs::read_to_string(path).unwrap())
@@ -120,16 +120,17 @@ fn every_option_of_every_command_is_used_by_a_test() {
         }
     }
     assert!(checked > 200, "only {checked} options were found");
-    let excused: Vec<_> = UNUSED.iter().map(|(name, long, _)| (name.to_string(), long.to_string())).collect();
+    let excused: Vec<_> =
+        UNTESTED_OPTIONS.iter().map(|(name, long, _)| (name.to_string(), long.to_string())).collect();
     let new: Vec<_> = unused.iter().filter(|option| !excused.contains(option)).collect();
     assert!(new.is_empty(), "no test uses {new:?}");
     let stale: Vec<_> = excused.iter().filter(|option| !unused.contains(option)).collect();
-    assert!(stale.is_empty(), "tests use {stale:?}, which UNUSED names");
+    assert!(stale.is_empty(), "tests use {stale:?}, which UNTESTED_OPTIONS lists");
 }
 
-/// People learn an option once.
+/// The same option has the same meaning in all commands.
 #[test]
-fn an_option_is_described_alike_everywhere() {
+fn common_options_have_the_same_description() {
     let help = |words: &[&str]| {
         let text = stdout(&onehop(&[words, &["--help"]].concat()));
         text.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -163,7 +164,7 @@ fn an_option_is_described_alike_everywhere() {
             assert!(text.contains(route), "{words:?}: {route}");
         }
     }
-    assert!(help(&["load"]).contains("manifest of checksums, which --write-manifest makes"));
+    assert!(help(&["load"]).contains("manifest of checksums, written by --write-manifest"));
     let times: [(&[&str], &str); 5] = [
         (&["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "1", "--timeout"], "soon"),
         (&["doctor", "--patience"], "1h"),
@@ -187,7 +188,7 @@ fn shells_can_complete_every_command() {
             assert!(printed.contains(word), "{shell}: {word}");
         }
     }
-    // What it prints is a script that bash takes.
+    // Bash accepts the script.
     let script = stdout(&onehop(&["completions", "bash"]));
     let ended = std::process::Command::new("bash").args(["-n", "-c", &script]).status().unwrap();
     assert!(ended.success());
@@ -227,14 +228,14 @@ fn help_that_cannot_be_written_is_a_failure() {
         let full = std::fs::File::create("/dev/full").unwrap();
         let mut command = crate::run::command(args);
         let output = command.stdout(full).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
-        assert!(said.contains("standard output"), "{args:?}: {said}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {message}");
+        assert!(message.contains("standard output"), "{args:?}: {message}");
     }
 }
 
 #[test]
-fn a_missing_command_is_what_json_reports() {
+fn a_missing_command_is_reported_as_json() {
     for args in [&["--json"][..], &["--json", "drive"], &["bench", "--json"], &["sdr", "--json"]] {
         let output = crate::run::command(args).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
@@ -249,8 +250,8 @@ fn unknown_commands_are_refused() {
     refuse(&["teapot"], 2, "teapot");
     refuse(&["drive", "teapot"], 2, "teapot");
     refuse(&["read", "FILE", "--lba", "0"], 2, "--lba");
-    // Every command reports its missing arguments; these need none.
-    let alone = [
+    // These commands have no required arguments; all others must report missing ones.
+    let without_required = [
         "bench gather",
         "bench queue",
         "bench sweep",
@@ -265,7 +266,7 @@ fn unknown_commands_are_refused() {
         "sdr selftest",
         "topo",
     ];
-    for words in command_tree().iter().filter(|words| !alone.contains(&words.join(" ").as_str())) {
+    for words in command_tree().iter().filter(|words| !without_required.contains(&words.join(" ").as_str())) {
         let args: Vec<&str> = words.iter().map(String::as_str).collect();
         let output = onehop(&args);
         assert_eq!(code(&output), 2, "{words:?}");
@@ -370,7 +371,7 @@ fn invalid_numbers() {
 }
 
 #[test]
-fn a_reader_that_goes_away_causes_no_panic() {
+fn a_closed_pipe_causes_no_panic() {
     let mut child = command(&["drive", "identify", "-d", "sim:mem:1M"])
         .stdout(std::process::Stdio::piped())
         .spawn()
@@ -383,7 +384,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn made_up_drives_get_an_answer(
+    fn random_drive_names_get_an_answer(
         spec in "(sim:mem:[0-9]{1,3}[KM]?|sim:|qtest:|)[?&]?((lba|mdts|queues|mqes|dstrd|cmb|ms|ns|fault|mpsmin|scatter|[a-z]{1,4})=[0-9a-zA-Z@,./-]{0,6}&?){0,3}[\\PC]{0,3}"
     ) {
         let output = onehop(&["--json", "read", "--lba", "0", "--blocks", "1", &format!("-d={spec}")]);
@@ -393,7 +394,7 @@ proptest! {
     }
 }
 
-/// What does not belong together is refused, and never ignored.
+/// Options that do not apply are refused, not ignored.
 #[test]
 fn options_of_another_source_are_refused() {
     for args in [

@@ -1,10 +1,10 @@
-//! Programs with onehop's libcufile.
+//! `onehop cufile`: programs with onehop's libcufile.
 
 use std::path::PathBuf;
 
 use crate::run::{code, json, onehop, stderr, stdout};
 
-/// A folder with files of the library's names; the loader takes none of them for a library.
+/// A folder with empty files of the library's names, which the loader ignores.
 fn folder() -> PathBuf {
     let folder = std::env::temp_dir().join(format!("onehop-cufile-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -21,10 +21,12 @@ fn a_program_finds_the_library_and_gives_its_own_exit_code() {
     let script = "echo \"$LD_PRELOAD $LD_LIBRARY_PATH $1\"; exit 7";
     let run = ["cufile", "run", "--library", library, "--", "sh", "-c", script, "sh", "--json"];
     let output = onehop(&run);
-    let said = stdout(&output);
+    let message = stdout(&output);
     assert_eq!(code(&output), 7, "{}", stderr(&output));
-    assert!(said.starts_with(&format!("{library}/libcufile.so.0")) && said.contains(&format!(" {library}")));
-    assert!(said.trim_end().ends_with(" --json"), "{said}");
+    assert!(
+        message.starts_with(&format!("{library}/libcufile.so.0")) && message.contains(&format!(" {library}"))
+    );
+    assert!(message.trim_end().ends_with(" --json"), "{message}");
 
     let printed = stdout(&onehop(&["cufile", "env", "--library", library]));
     assert!(printed.contains(&format!("export LD_PRELOAD='{library}/libcufile.so.0")), "{printed}");

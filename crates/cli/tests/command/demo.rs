@@ -21,8 +21,8 @@ fn the_demo_verifies_every_tensor() {
     let bytes: u64 = tensors.iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
     assert!(bytes >= 15 << 20 && demo["bytes"].as_u64().unwrap() >= bytes);
     let text = stdout(&onehop(&["demo", "--size", "1M"]));
-    assert!(text.contains("simulated") && text.contains("as the model says"), "{text}");
-    // Lines that the documentation shows.
+    assert!(text.contains("simulated") && text.contains("matches the model's checksum"), "{text}");
+    // These lines are quoted in the documentation.
     let page =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/get-started.md")).unwrap();
     let is_shown =
@@ -43,8 +43,8 @@ fn the_same_seed_gives_the_same_model() {
 }
 
 #[test]
-fn the_demo_survives_faults() {
-    // The first commands are for the file system, by the CPU; these strike the model's.
+fn the_demo_recovers_from_faults() {
+    // The first commands read the file system, by the CPU. These faults affect reads of the model.
     let faults = [
         "--fault",
         "fail-once@op=read,n=46",
@@ -66,7 +66,7 @@ fn the_demo_survives_faults() {
 }
 
 #[test]
-fn the_demo_has_the_queues_and_threads_that_are_asked_for() {
+fn the_demo_uses_the_requested_queues_and_threads() {
     let queues = |more: &[&str]| {
         let demo = succeed(&[&["demo", "--size", "256K"], more].concat());
         assert_eq!(demo["verified"], true, "{demo:#}");
@@ -77,7 +77,7 @@ fn the_demo_has_the_queues_and_threads_that_are_asked_for() {
 }
 
 #[test]
-fn the_demo_refuses_what_it_cannot_do() {
+fn the_demo_refuses_invalid_arguments() {
     refuse(&["demo", "--fault", "latte@n=1"], 2, "late, reorder");
     refuse(&["demo", "--size", "1K"], 2, "64K");
     refuse(&["demo", "--size", "2T"], 2, "1G");

@@ -3,7 +3,7 @@
 use crate::run::{Dir, assert_page, code, document, onehop, refuse, stdout, succeed};
 
 #[test]
-fn list_finds_nothing_to_complain_about() {
+fn list_shows_drives() {
     let all = succeed(&["drive", "list", "-d", "sim:mem:1M"]);
     assert!(all["drives"].is_array());
     assert_eq!(all["given"]["serial"], "ONEHOP-SIM-1");
@@ -110,7 +110,7 @@ fn bench_queue_measures_and_names_its_reference() {
     refuse(&["bench", "queue", "--block", "1000"], 2, "");
     refuse(&["bench", "queue", "-d", "sim:mem:4M?mqes=3", "--depth", "64"], 2, "3 deep");
     refuse(&["drive", "bind", "-d", "ffff:17:1f.7", "--driver", "e1000e"], 2, "vfio-pci, onehop");
-    // No machine has so many GPUs; one without CUDA has none.
+    // Refused on every machine, with and without CUDA.
     refuse(&["bench", "queue", "--side", "gpu", "-g", "999"], 3, "GPU 999");
 }
 
@@ -121,21 +121,21 @@ fn verdicts(check: &serde_json::Value, list: &str, name: &str) -> Vec<(String, S
 }
 
 #[test]
-fn check_p2p_shows_what_works() {
+fn check_p2p_reports_steps_and_routes() {
     let check = ["drive", "check-p2p", "-d", "sim:mem:8M?cmb=1M", "-g", "emu"];
     let all = succeed(&[&check[..], &["--gpu-reads-registers"]].concat());
     let steps = verdicts(&all, "steps", "id");
     assert_eq!(steps.len(), 12);
     assert!(steps.iter().all(|(_, verdict)| verdict == "yes"), "{steps:?}");
     assert!(all["steps"][11]["why"].as_str().unwrap().ends_with("as the CPU reads them"), "{all}");
-    // The GPU reads no registers unasked.
+    // The GPU reads registers only on request.
     let check = succeed(&check);
-    let unasked = &check["steps"][11];
-    assert_eq!((unasked["id"].as_str(), unasked["verdict"].as_str()), (Some("gpu-reads"), Some("untested")));
-    assert!(unasked["why"].as_str().unwrap().contains("--gpu-reads-registers"), "{unasked}");
+    let skipped = &check["steps"][11];
+    assert_eq!((skipped["id"].as_str(), skipped["verdict"].as_str()), (Some("gpu-reads"), Some("untested")));
+    assert!(skipped["why"].as_str().unwrap().contains("--gpu-reads-registers"), "{skipped}");
     assert_eq!(check["routes"], all["routes"]);
     assert_eq!(check["simulated"], serde_json::json!(["drive", "gpu"]));
-    // Without a memory buffer there is no queue in it, and every route all the same.
+    // Without a CMB no queue can be in it, but all routes work.
     let check = succeed(&["drive", "check-p2p", "-d", "sim:mem:8M", "-g", "emu", "--lba", "7"]);
     assert!(verdicts(&check, "steps", "id").contains(&("sq-cmb".into(), "no".into())));
     assert!(verdicts(&check, "routes", "route").contains(&("gpu/tier3".into(), "yes".into())));

@@ -1,4 +1,4 @@
-//! bench gather: streams, caches, bytes, and what is refused or not written.
+//! `onehop bench gather`: streams, caches, bytes, refusals.
 
 use std::fs;
 
@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use crate::run::{Dir, code, onehop, refuse, stdout, succeed};
 
-/// As little as can be measured.
-const LITTLE: [&str; 6] = ["bench", "gather", "-g", "emu", "--batches", "3"];
+/// The smallest measurement.
+const SMALL: [&str; 6] = ["bench", "gather", "-g", "emu", "--batches", "3"];
 
 fn args<'a>(more: &[&'a str]) -> Vec<&'a str> {
-    [&LITTLE[..], more].concat()
+    [&SMALL[..], more].concat()
 }
 
 fn rows(document: &Value) -> &[Value] {
@@ -18,7 +18,7 @@ fn rows(document: &Value) -> &[Value] {
 }
 
 #[test]
-fn every_stream_cache_and_batch_has_a_row_beside_the_drives_own_rate() {
+fn every_stream_cache_and_batch_has_a_row() {
     let given = ["-d", "sim:mem:1M", "--batch", "48,200", "--cache", "2M,64K", "--zipf", "1.2"];
     let document = succeed(&args(&given));
     assert_eq!(rows(&document).len(), 8);
@@ -30,7 +30,7 @@ fn every_stream_cache_and_batch_has_a_row_beside_the_drives_own_rate() {
         for field in ["rows_per_s", "kernel_rows_per_s", "cold_rows_per_s", "cold_reads_per_s", "p50_us"] {
             assert!(row[field].as_f64().unwrap() > 0.0, "{field} {row}");
         }
-        // Three gathers are too few for any other.
+        // Three gathers are too few for other percentiles.
         assert!(row["p99_us"].is_null() && row["p999_us"].is_null() && row["latency_samples"] == 3, "{row}");
         let of_plain =
             row["cold_reads_per_s"].as_f64().unwrap() / document["plain_reads_per_s"].as_f64().unwrap();
@@ -60,7 +60,7 @@ fn a_table_that_exists_is_read_and_not_written() {
     let document = succeed(&args(&given));
     assert_eq!((&document["table_bytes"], &document["table_rows"]), (&307_200.into(), &1163.into()));
     assert!(!document["verified_by"].as_str().unwrap().contains("written"));
-    assert!(fs::read(&image).unwrap() == bytes, "it was written");
+    assert!(fs::read(&image).unwrap() == bytes, "the drive was written");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn recorded_streams_are_text_or_numbers() {
 }
 
 #[test]
-fn the_route_is_the_one_that_was_asked_for() {
+fn the_requested_route_is_used() {
     let given = ["-d", "sim:mem:1M", "--batch", "8", "--cache", "64K", "--pattern", "uniform", "--route"];
     for route in ["gpu/tier3", "gpu/tier1"] {
         assert_eq!(succeed(&args(&[&given[..], &[route]].concat()))["route"], route);
@@ -102,7 +102,7 @@ fn a_drive_that_fails_gives_no_results() {
 }
 
 #[test]
-fn people_get_a_table() {
+fn the_text_is_a_table() {
     let output = onehop(&args(&["-d", "sim:mem:1M", "--batch", "48", "--cache", "2M"]));
     let text = stdout(&output);
     assert_eq!(code(&output), 0, "{text}");
@@ -114,8 +114,8 @@ fn people_get_a_table() {
 }
 
 #[test]
-fn nonsense_is_refused() {
-    for (given, says) in [
+fn invalid_arguments_are_refused() {
+    for (given, text) in [
         (&["--row", "6"][..], "multiples of 4"),
         (&["--row", "0"], "multiples of 4"),
         (&["--row", "2M"], "up to 1M"),
@@ -128,6 +128,6 @@ fn nonsense_is_refused() {
         (&["--zipf", "0"], "above 0"),
         (&["--zipf", "nan"], "above 0"),
     ] {
-        refuse(&args(given), 2, says);
+        refuse(&args(given), 2, text);
     }
 }

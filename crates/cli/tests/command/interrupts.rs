@@ -1,5 +1,4 @@
-//! Ctrl-C while a drive is found and brought up, connected again, or leaves commands unanswered: heard at once, whatever the
-//! drive does not do.
+//! Ctrl-C while a drive is opened, reconnected, or does not answer: commands stop at once, in any state of the drive.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -24,7 +23,7 @@ fn start(args: &[&str]) -> Child {
     command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits until the command is there to hear Ctrl-C.
+/// Waits until the command has installed its handler for Ctrl-C.
 fn wait_for_handler(child: &mut Child) {
     let status = format!("/proc/{}/status", child.id());
     loop {
@@ -43,30 +42,30 @@ fn ctrl_c(child: &Child) {
 }
 
 fn signal(child: &Child, name: &str) {
-    // One that has ended is found out by its exit code.
+    // If the process has ended, its exit code shows that.
     let _ = Command::new("kill").args([name, &child.id().to_string()]).stderr(Stdio::null()).status();
 }
 
-/// It ends as one that was stopped, and says so.
+/// Checks that the command was stopped, and reports that.
 fn assert_stopped(what: &str, child: Child) {
     assert_stopped_with(what, "", child);
 }
 
-/// And the message holds this.
-fn assert_stopped_with(what: &str, holds: &str, child: Child) {
+/// Like [`assert_stopped`], with a text that the message must contain.
+fn assert_stopped_with(what: &str, text: &str, child: Child) {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{what}: {output:?}");
     let document: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{what}: {e}"));
     assert_eq!(document["error"]["kind"], "interrupted", "{what}: {document:#}");
     assert_eq!(document["error"]["exit_code"], 130, "{what}");
-    assert!(document["error"]["message"].as_str().unwrap().contains(holds), "{what}: {document:#}");
+    assert!(document["error"]["message"].as_str().unwrap().contains(text), "{what}: {document:#}");
 }
 
-/// Four tries of a minute each.
+/// Opening this drive takes four attempts of a minute each.
 const NEVER_READY: &str = "sim:mem:1M?to=120&fault=stuck-rdy@on=enable";
 
 #[test]
-fn every_command_hears_ctrl_c_while_its_drive_does_not_become_ready() {
+fn ctrl_c_stops_every_command_while_its_drive_is_not_ready() {
     let dir = Dir::new();
     let (input, _) = dir.noise("in.bin", 512);
     let [map, archive] = ["model.map", "report.tar.gz"].map(|name| dir.file(name));
@@ -96,21 +95,21 @@ fn every_command_hears_ctrl_c_while_its_drive_does_not_become_ready() {
         ctrl_c(&child);
         (words.join(" "), child)
     };
-    // All of them at once: each is looked at only when all have been asked to end.
+    // All commands run at once, and are checked after all were signalled.
     for (what, child) in commands.iter().map(run).collect::<Vec<_>>() {
         assert_stopped(&what, child);
     }
 }
 
-/// Data that is announced and does not come, commands that fail and may be tried again in ten seconds, a controller that
-/// neither aborts a command nor deletes its queue.
+/// Completions without data, commands that fail and may be retried after ten seconds, and a controller that neither aborts
+/// commands nor deletes queues.
 const TORN: &str = "fault=torn@op=read,delay=600s";
 const SLOW_RETRIES: &str = "crdt=100,100,100&fault=fail-once@op=read|write,every=1,crd=1";
-const DEAF: &str =
+const UNRESPONSIVE: &str =
     "fault=lost@op=read|write&fault=abort-ignored&fault=lost@op=delete-sq&fault=lost@op=delete-cq";
 
 #[test]
-fn commands_hear_ctrl_c_while_a_drive_leaves_commands_unanswered() {
+fn ctrl_c_stops_commands_while_a_drive_does_not_answer() {
     let (dir, made) = (Dir::new(), Dir::new());
     let (input, _) = dir.noise("in.bin", 1 << 20);
     let [map, image] = ["model.map", "disk.img"].map(|name| made.file(name));
@@ -123,43 +122,43 @@ fn commands_hear_ctrl_c_while_a_drive_leaves_commands_unanswered() {
     let wait = ["-g", "emu", "--timeout", "60s"];
     for route in ["cpu/direct", "cpu/pinned", "gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1"] {
         let route = [&wait[..], &["--route", route]].concat();
-        for faults in ["fault=lost@op=read", TORN, SLOW_RETRIES, DEAF] {
+        for faults in ["fault=lost@op=read", TORN, SLOW_RETRIES, UNRESPONSIVE] {
             add(&["read", "--lba", "0", "--blocks", "64"], faults, &route);
         }
         let write = ["write", "--lba", "0", "--in", &input, "--serial", "ONEHOP-SIM-1", "--yes"];
-        for faults in ["fault=lost@op=flush", "fault=lost@op=write", SLOW_RETRIES, DEAF] {
+        for faults in ["fault=lost@op=flush", "fault=lost@op=write", SLOW_RETRIES, UNRESPONSIVE] {
             add(&write, faults, &route);
         }
     }
     for mode in ["owner", "shared"] {
         add(&["read", "--lba", "0", "--blocks", "64", "--mode", mode], "fault=lost@op=read", &wait);
     }
-    for faults in ["fault=lost@op=read", TORN, SLOW_RETRIES, DEAF] {
+    for faults in ["fault=lost@op=read", TORN, SLOW_RETRIES, UNRESPONSIVE] {
         add(&["map", "--path", "/f", "--out", &map], faults, &[]);
         add(&["read", "--path", "/f"], faults, &wait);
         add(&["load", "--path", "/m.safetensors"], faults, &wait);
         add(&["bench", "queue", "--depth", "1,4"], faults, &[]);
     }
-    for faults in ["fault=lost@op=read,n=300", "fault=torn@op=read,n=300,delay=600s", DEAF] {
+    for faults in ["fault=lost@op=read,n=300", "fault=torn@op=read,n=300,delay=600s", UNRESPONSIVE] {
         for route in ["cpu/direct", "cpu/pinned", "cpu/memcpy", "gpu/tier3"] {
-            // It measures for longer than this test takes.
+            // Runs longer than this test.
             let sweep = ["bench", "sweep", "--io", "randread", "--block", "4K", "--time", "600s"];
             add(&sweep, faults, &["--depth", "8", "-g", "emu", "--route", route]);
         }
     }
-    for faults in ["fault=lost@op=read,n=300", "fault=torn@op=read,n=300,delay=600s", DEAF] {
-        // It gathers for longer than this test takes.
+    for faults in ["fault=lost@op=read,n=300", "fault=torn@op=read,n=300,delay=600s", UNRESPONSIVE] {
+        // Runs longer than this test.
         add(&["bench", "gather", "--batches", "1000000"], faults, &["-g", "emu"]);
     }
     for fault in ["lost@op=read", "torn@op=read,delay=600s", "fail-once@op=read,every=1,crd=3"] {
         commands
             .push(["demo", "--fault", fault].iter().chain(&wait).map(|word| (*word).to_owned()).collect());
     }
-    // The largest model takes a while to be made.
+    // Generating the largest model takes a while.
     let largest = ["demo", "--size", "1G", "--fault", "lost@op=read"];
     commands.push(largest.iter().chain(&wait).map(|word| (*word).to_owned()).collect());
     if tool("mke2fs", &["-q", "-F", "-t", "ext4", "-d", text(dir.path()), &image, "16M"]) {
-        // A file's own blocks, when its place was found. An image is one command's.
+        // Lost reads of the file itself, after its extents were found. Each command needs its own image.
         let copy = made.file("copy.img");
         std::fs::copy(&image, &copy).unwrap();
         for (image, words) in [
@@ -171,14 +170,14 @@ fn commands_hear_ctrl_c_while_a_drive_leaves_commands_unanswered() {
             commands.push(all);
         }
     }
-    // A few at a time, each of which waits with a thread that never sleeps.
+    // A few at a time, because each has a thread that polls.
     for (turn, some) in commands.chunks(6).enumerate() {
         let mut started: Vec<_> = some
             .iter()
             .map(|words| (words.join(" "), start(&words.iter().map(String::as_str).collect::<Vec<_>>())))
             .collect();
         started.iter_mut().for_each(|(_, child)| wait_for_handler(child));
-        // Well into the waits; a Ctrl-C before them is heard as well.
+        // Long enough for the commands to wait; an earlier Ctrl-C works as well.
         std::thread::sleep(Duration::from_millis(700));
         let name = ["-INT", "-TERM", "-HUP"][turn % 3];
         started.iter().for_each(|(_, child)| signal(child, name));
@@ -188,15 +187,15 @@ fn commands_hear_ctrl_c_while_a_drive_leaves_commands_unanswered() {
     }
 }
 
-/// The target has the data of a write, which it may still execute.
+/// The target has received the data of a write, which it may still execute.
 #[test]
-fn an_interrupted_write_says_that_its_outcome_is_unknown() {
+fn an_interrupted_write_reports_an_unknown_outcome() {
     let dir = Dir::new();
     let (input, _) = dir.noise("in.bin", 64 << 10);
     let writes = Arc::new(AtomicBool::new(false));
     let began = writes.clone();
     let hook = move |out: Outgoing| {
-        // Ready to Transfer; after it no response.
+        // After Ready to Transfer, drop the responses.
         began.fetch_or(out.kind == 9, Ordering::AcqRel);
         match (out.qid, out.kind) {
             (Some(1..), 5) if began.load(Ordering::Acquire) => Act::Drop,
@@ -215,7 +214,7 @@ fn an_interrupted_write_says_that_its_outcome_is_unknown() {
 }
 
 #[test]
-fn ctrl_c_is_heard_while_a_server_is_silent() {
+fn ctrl_c_works_while_a_server_is_silent() {
     let dir = Dir::new();
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let target =
@@ -235,10 +234,9 @@ fn ctrl_c_is_heard_while_a_server_is_silent() {
     assert_stopped(&served, child);
 }
 
-/// A target that does not answer keeps the file that the measurement has made there.
-/// Each of them is to be looked at.
+/// The doctor examines each file, and checks for Ctrl-C in between.
 #[test]
-fn the_doctor_hears_ctrl_c_among_many_files() {
+fn ctrl_c_stops_the_doctor_between_files() {
     let dir = Dir::new();
     let (file, _) = dir.noise("file", 4096);
     let files: Vec<_> = std::iter::repeat_n(file.as_str(), 10_000).collect();
@@ -248,14 +246,15 @@ fn the_doctor_hears_ctrl_c_among_many_files() {
     assert_stopped("doctor", child);
 }
 
+/// A target that does not answer keeps the file that the measurement created.
 #[test]
-fn a_stopped_measurement_names_the_file_that_it_could_not_remove() {
+fn a_stopped_measurement_names_the_file_it_could_not_remove() {
     let dir = Dir::new();
     let root = dir.file("root");
     std::fs::create_dir(&root).unwrap();
     let serve = ["target", "--root", &root, "--listen", "127.0.0.1:0", "--insecure-loopback-for-tests"];
     let mut target = start(&serve);
-    // The first line says that there is no key.
+    // The first line warns that there is no key.
     let mut lines = BufReader::new(target.stderr.take().unwrap()).lines().map(Result::unwrap);
     let line = lines.find(|line| line.contains(" is served at ")).unwrap();
     let address = line.split(" is served at ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
@@ -273,12 +272,12 @@ fn a_stopped_measurement_names_the_file_that_it_could_not_remove() {
     ctrl_c(&target);
     target.wait().unwrap();
     assert_eq!(output.status.code(), Some(130), "{output:?}");
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert!(told.contains(&format!("{address}/{file}")), "{told}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains(&format!("{address}/{file}")), "{stderr}");
 }
 
 #[test]
-fn ctrl_c_is_heard_while_a_connection_is_tried_again() {
+fn ctrl_c_works_while_reconnecting() {
     let [reads, is_down] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
     let (began, went_down) = (reads.clone(), is_down.clone());
     let hook = move |out: Outgoing| {
@@ -300,13 +299,13 @@ fn ctrl_c_is_heard_while_a_connection_is_tried_again() {
     }
     target.shared.is_down.store(true, Ordering::Release);
     is_down.store(true, Ordering::Release);
-    // Well into the tries; a Ctrl-C before them is heard as well.
+    // Long enough to be reconnecting; an earlier Ctrl-C works as well.
     std::thread::sleep(Duration::from_millis(500));
     ctrl_c(&child);
     assert_stopped(&drive, child);
 }
 
-/// What is in the folder of a report, which a command made, is all that keeps it.
+/// A folder created for a report is removed if it stays empty.
 #[test]
 fn a_stopped_report_leaves_no_empty_folder() {
     let dir = Dir::new();
@@ -322,7 +321,7 @@ fn a_stopped_report_leaves_no_empty_folder() {
         assert_stopped(folder, child);
     }
     assert!(!dir.path().join("made").exists() && dir.path().join("there").exists());
-    // A failure leaves none, either, and a report stays.
+    // A failure leaves none either, and a folder with a report stays.
     refuse(&["bench", "queue", "-d", "sim:mem:1M?lba=4096", "--block", "512", "--report", &made], 2, "");
     assert!(!dir.path().join("made").exists());
     succeed(&["bench", "queue", "--depth", "1", "--report", &made]);
@@ -330,7 +329,7 @@ fn a_stopped_report_leaves_no_empty_folder() {
 }
 
 #[test]
-fn a_namespace_whose_data_makes_no_sense_is_called_that() {
+fn invalid_namespace_data_is_reported() {
     let target = Target::start(Config { lbads: 40, ..Config::default() });
     let read = ["read", "-d", &target.name(), "--lba", "0", "--blocks", "1", "-g", "emu"];
     refuse(&read, 1, "blocks of 2^40 bytes are not supported");

@@ -1,4 +1,4 @@
-//! `onehop load`, and `onehop read --path`.
+//! `onehop load` of local files, `onehop read`, and `onehop bench load`.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::run::{
     Dir, assert_page, code, command, document, json, onehop, refuse, skip, stderr, stdout, succeed,
 };
 
-/// A safetensors file of bytes that are all different; gives their checksum.
+/// Writes a safetensors file; returns the checksum of its data.
 pub fn model(path: &Path, tensors: &[(&str, usize)], seed: u32) -> u32 {
     let (mut header, mut data) = (Vec::new(), Vec::new());
     for (name, bytes) in tensors {
@@ -37,14 +37,14 @@ pub const TENSORS: [(&str, usize); 4] =
     [("a", 300_000), ("b", 1), ("layers.0.w", 2_000_001), ("layers.1.w", 70_000)];
 
 #[test]
-fn tensors_arrive_whole_by_every_route() {
+fn tensors_are_loaded_by_every_route() {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
     let crc = model(&file, &TENSORS, 1);
     for route in ["auto", "cpu/cached", "cpu/pinned"] {
         let (code, loaded) = json(&["load", text(&file), "-g", "emu", "--route", route, "--verify"]);
         if route == "cpu/pinned" && code == 1 {
-            // The directory of tests may lie on a file system without O_DIRECT.
+            // The test directory may be on a file system without O_DIRECT.
             assert!(
                 loaded["error"]["message"].as_str().unwrap().contains("past the page cache"),
                 "{loaded:#}"
@@ -76,7 +76,8 @@ fn tensors_arrive_whole_by_every_route() {
     }
 }
 
-/// Runs its arguments where a system call is forbidden, as containers forbid io_uring's: by a seccomp filter. 99: it could not.
+/// Runs a command under a seccomp filter that forbids a system call, as containers forbid io_uring. Exits with 99 if the
+/// filter cannot be set.
 const WITHOUT: &str = r#"
 import ctypes, errno, os, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -93,7 +94,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 const IO_URING_SETUP: &str = "425";
 const IO_URING_REGISTER: &str = "427";
 
-/// Loads a model past the page cache without a system call; returns the account of its reads, or skips it.
+/// Loads a model past the page cache without a system call; returns the statistics, or skips the test.
 fn past_the_cache_without(call: &str) -> Option<serde_json::Value> {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
@@ -121,7 +122,7 @@ fn past_the_cache_without(call: &str) -> Option<serde_json::Value> {
 }
 
 #[test]
-fn without_io_uring_the_disk_is_read_all_the_same() {
+fn without_io_uring_the_disk_is_still_read() {
     let Some(io) = past_the_cache_without(IO_URING_SETUP) else { return };
     assert!(io["why_calls"].as_str().unwrap().contains("io_uring_setup"), "{io:#}");
     assert_eq!(io["why_unregistered"], json!(null));
@@ -135,7 +136,7 @@ fn memory_that_io_uring_does_not_register_is_reported() {
 }
 
 #[test]
-fn files_of_this_machine_are_read_whatever_they_hold() {
+fn local_files_of_any_content_are_read() {
     let dir = Dir::new();
     let (file, data) = dir.noise("some.bin", 1_500_001);
     let out = dir.path().join("out");
@@ -196,15 +197,15 @@ fn several_gpus_get_their_ranks() {
     for (rank, gpu) in both["gpus"].as_array().unwrap().iter().enumerate() {
         assert_eq!((&gpu["crc32c"], &gpu["rank"]), (&json!(format!("{crc:08x}")), &json!(rank)));
     }
-    // Both want the same: it is read once.
+    // Both GPUs get the same tensors, which are read once.
     assert!(both["read_bytes"].as_u64().unwrap() < 500_000, "{both:#}");
     let cut = ["load", text(&file), "-g", "emu,emu,emu,emu", "--cut", "a=0", "--cut", "b=0", "--verify"];
     let parts = succeed(&cut);
     assert_eq!((&parts["verified"], &parts["bytes"]), (&json!(true), &json!(480_000 + 4 * 7)));
     let gpus = parts["gpus"].as_array().unwrap();
     assert!(gpus.iter().all(|gpu| gpu["bytes"] == 120_007 && gpu["ranks"] == 4), "{parts:#}");
-    assert!(parts["read_bytes"].as_u64().unwrap() < 500_000, "cut or not, each byte is read once: {parts:#}");
-    // What the last two of four would be on a machine of their own.
+    assert!(parts["read_bytes"].as_u64().unwrap() < 500_000, "a byte was read twice: {parts:#}");
+    // The last two ranks of four, as on a second machine.
     let last =
         succeed(&["load", text(&file), "-g", "emu,emu", "--rank", "2/4", "--cut", "a=0", "--cut", "b=0"]);
     assert_eq!(
@@ -232,7 +233,7 @@ fn several_gpus_get_their_ranks() {
 }
 
 #[test]
-fn files_that_cannot_be_loaded_say_why() {
+fn files_that_cannot_be_loaded_are_refused() {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
     model(&file, &TENSORS, 1);
@@ -247,9 +248,9 @@ fn files_that_cannot_be_loaded_say_why() {
     refuse(&["load", text(&file), "-g", "emu"], 1, "safetensors");
 }
 
-/// Without a GPU, a load into GPU memory fails. It does not leave the bytes in the CPU's memory instead.
+/// Without a GPU, a load fails, rather than leaving the bytes in host memory.
 #[test]
-fn without_a_gpu_files_are_not_loaded_into_an_emulated_one_unless_that_is_named() {
+fn without_a_gpu_local_files_need_an_explicit_emulated_one() {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
     model(&file, &TENSORS, 1);
@@ -257,7 +258,7 @@ fn without_a_gpu_files_are_not_loaded_into_an_emulated_one_unless_that_is_named(
     for command in commands.into_iter().chain([&["bench", "load", text(&file), "--loads", "1"][..]]) {
         let (code, document) = json(command);
         if code == 0 {
-            // There is a GPU.
+            // This machine has a GPU.
             assert_eq!(document["simulated"], json!([]), "{document:#}");
             continue;
         }
@@ -266,7 +267,7 @@ fn without_a_gpu_files_are_not_loaded_into_an_emulated_one_unless_that_is_named(
         assert_eq!(document["error"]["kind"], "not_possible");
         succeed(&[command, &["-g", "emu"]].concat());
     }
-    // A drive's blocks are, with a warning.
+    // Blocks of a drive are read into the emulated GPU, with a warning.
     let blocks = ["--json", "read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "8"];
     let output = onehop(&blocks);
     let read = document("read", &output);
@@ -306,13 +307,13 @@ fn a_directory_of_several_models_is_refused() {
     let index = r#"{"weight_map":{"consolidated":"consolidated.safetensors"}}"#;
     std::fs::write(dir.path().join("consolidated.safetensors.index.json"), index).unwrap();
     refuse(&load, 2, "(consolidated.safetensors.index.json, model.safetensors)");
-    // The same of files that are named.
-    let twice = [text(&dir.path().join("model.safetensors")).to_owned(), dir.file("twin.safetensors")];
-    std::fs::copy(&twice[0], &twice[1]).unwrap();
-    refuse(&["load", &twice[0], &twice[1], "-g", "emu"], 2, "name the files that belong together");
+    // The same for named files.
+    let copies = [text(&dir.path().join("model.safetensors")).to_owned(), dir.file("twin.safetensors")];
+    std::fs::copy(&copies[0], &copies[1]).unwrap();
+    refuse(&["load", &copies[0], &copies[1], "-g", "emu"], 2, "name the files that belong together");
 }
 
-/// Most shells allow 1024 descriptors at first, and a load takes up to three a shard.
+/// The usual soft limit is 1024 descriptors, and a load needs up to three per shard.
 #[test]
 fn a_thousand_shards_are_loaded() {
     const SHARDS: usize = 1000;
@@ -358,7 +359,7 @@ fn a_thousand_shards_are_loaded() {
     let needed = plan["descriptors"]["needed"].as_u64().unwrap();
     assert_eq!((code, &plan["descriptors"]["fits"]), (0, &json!(true)), "{plan:.2000}");
     assert!((3000..3500).contains(&needed), "{needed}");
-    // Where it may not be raised, the plan says so, and the load does not begin.
+    // If the limit cannot be raised, the plan says so, and the load is refused.
     let (code, plan) = run("-n 2000", &["--plan"]);
     assert_eq!(
         (code, &plan["descriptors"]["fits"], &plan["descriptors"]["limit"]),
@@ -372,7 +373,7 @@ fn a_thousand_shards_are_loaded() {
 }
 
 #[test]
-fn the_manifest_that_a_load_writes_is_that_of_its_bytes() {
+fn a_written_manifest_matches_the_loaded_bytes() {
     let dir = Dir::new();
     let (file, sums) = (dir.path().join("m.safetensors"), dir.path().join("sums.json"));
     model(&file, &TENSORS, 1);
@@ -386,7 +387,7 @@ fn the_manifest_that_a_load_writes_is_that_of_its_bytes() {
     assert!(loaded["verified_by"].as_str().unwrap().contains("the manifest's"), "{loaded:#}");
     model(&file, &TENSORS, 2);
     refuse(&[&load[..], &["--manifest", text(&sums)]].concat(), 1, "is not what it was");
-    // It has whole tensors only, and all of them; and it is not a file of the model.
+    // A manifest needs all tensors, and must not overwrite a file of the model.
     refuse(
         &[&load[..], &["--write-manifest", text(&sums), "--only", "a"]].concat(),
         2,
@@ -410,13 +411,13 @@ fn help_names_every_route_and_a_pci_address() {
     assert!(stdout(&onehop(&["load", "--help"])).contains("--write-manifest"));
 }
 
-/// Changes of a file's names and attributes while it is loaded are reported, and the load is kept.
+/// Changes of a file's name or attributes during a load are reported, and do not fail the load.
 #[test]
 fn changes_of_attributes_do_not_end_a_load() {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
     model(&file, &[("a", 1 << 20)], 1);
-    // Loads again and again, with the file open from the first one on.
+    // The file stays open during all loads.
     let bench = ["bench", "load", text(&file), "-g", "emu", "--loads", "20", "--pause", "100ms"];
     let mut child = command(&bench);
     let child =
@@ -433,7 +434,7 @@ fn changes_of_attributes_do_not_end_a_load() {
     assert_eq!(succeed(&["load", text(&file), "-g", "emu"])["warnings"], json!([]));
 }
 
-/// Names from outside are shown without control characters, and not at any length.
+/// Untrusted names are escaped and truncated.
 #[test]
 fn hostile_names_in_messages() {
     let dir = Dir::new();
@@ -507,7 +508,7 @@ fn a_manifest_is_checked_against_the_model() {
     against(1, &[("a", &sum), ("lost", &sum)], "\"lost\", which the model does not hold");
 }
 
-/// An ext4 image with these files; none where there is no mke2fs.
+/// An ext4 image with these files; `None` without mke2fs.
 fn image(dir: &Dir, files: &[(&str, Vec<u8>)]) -> Option<PathBuf> {
     let (tree, image) = (dir.path().join("tree"), dir.path().join("ext4.img"));
     std::fs::create_dir_all(tree.join("models")).unwrap();
@@ -560,7 +561,7 @@ fn files_of_a_drives_own_file_system_are_read() {
 }
 
 #[test]
-fn a_bench_loads_again_and_again_and_checks_each() {
+fn bench_load_checks_every_load() {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
     model(&file, &TENSORS, 3);

@@ -1,4 +1,4 @@
-//! The binary, as people and checks call it.
+//! Tests of the onehop binary.
 #![allow(clippy::unwrap_used)]
 
 mod arguments;

@@ -1,4 +1,4 @@
-//! `onehop map`, and what is read and loaded by a map.
+//! `onehop map`, and reads and loads by a map.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -68,7 +68,7 @@ fn a_map_does_not_overwrite_a_mapped_file() {
 }
 
 #[test]
-fn a_map_is_a_file_of_some_length() {
+fn a_map_is_a_regular_file_of_limited_size() {
     let dir = Dir::new();
     let fifo = dir.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
@@ -92,7 +92,7 @@ fn a_map_is_a_file_of_some_length() {
     refuse(&["load", "-d", "sim:mem:16M", "--map", &long, "-g", "emu"], 1, "are more than the 100000000");
 }
 
-/// Other drives, changed drives, damaged maps.
+/// Other drives, changed drives and damaged maps are refused.
 fn refused(dir: &Dir, image: &Path, (drive, map): (&str, &str)) {
     let load = |drive: &str, map: &str, code, holds| {
         refuse(&["load", "-d", drive, "--map", map, "-g", "emu", "--verify"], code, holds)
@@ -108,15 +108,15 @@ fn refused(dir: &Dir, image: &Path, (drive, map): (&str, &str)) {
     fs::write(&cut, [&bytes[..], &bytes[..]].concat()).unwrap();
     load(drive, &cut, 1, "two of the extent maps are of /llama/");
     load(drive, "/nowhere.map", 1, "nowhere");
-    // The index alone: its shards are in no map.
+    // A map of the index without its shards.
     let alone = dir.file("alone.map");
     succeed(&["map", "-d", drive, "--path", "/llama/model.safetensors.index.json", "--out", &alone]);
     load(drive, &alone, 1, "none of the extent maps");
-    // One byte of a tensor differs: only the checksum shows it.
+    // Change a byte of a tensor, which only the checksum shows.
     let maps = ExtentMap::parse_all(&bytes).unwrap();
     let two = maps.iter().find(|map| map.file.path.ends_with("two.safetensors")).unwrap();
-    let at = two.chunks().iter().find_map(|piece| match piece.extent.place {
-        Place::Drive(at) if piece.extent.len > 20_000 => Some(at + 10_000),
+    let at = two.chunks().iter().find_map(|chunk| match chunk.extent.place {
+        Place::Drive(at) if chunk.extent.len > 20_000 => Some(at + 10_000),
         _ => None,
     });
     let file = fs::File::options().write(true).read(true).open(image).unwrap();
@@ -131,13 +131,13 @@ fn refused(dir: &Dir, image: &Path, (drive, map): (&str, &str)) {
 }
 
 #[test]
-fn files_of_this_machine_are_mapped_where_the_kernel_reports_extents() {
+fn local_files_are_mapped_if_the_kernel_reports_extents() {
     let dir = Dir::new();
     let (file, data) = dir.noise("live.safetensors", 300_000);
     let out = dir.file("live.map");
     if let Err(error) = LiveFile::open(&file, &System::default()) {
         refuse(&["map", &file, "--out", &out], 1, &error.to_string());
-        return skip(&format!("files here have no places: {error}"));
+        return skip(&format!("the kernel reports no extents here: {error}"));
     }
     let made = succeed(&["map", text(dir.path()), "--out", &out]);
     assert_eq!((&made["maps"][0]["path"], &made["maps"][0]["bytes"]), (&json!(file), &json!(data.len())));
@@ -148,7 +148,7 @@ fn files_of_this_machine_are_mapped_where_the_kernel_reports_extents() {
     refuse(&["map", "--out", &out], 2, "FILE");
 }
 
-/// Runs a command with arguments of any bytes; its JSON.
+/// Runs a command with arguments that need not be UTF-8; returns exit code and document.
 fn with_bytes(args: &[&OsStr]) -> (i32, Value) {
     let output = command(&["--json"]).args(args).output().unwrap();
     (code(&output), document(args[0].to_str().unwrap(), &output))
@@ -158,7 +158,7 @@ fn args<'a>(words: &[&'a str], raw: &[&'a OsStr]) -> Vec<&'a OsStr> {
     words.iter().map(|word| OsStr::new(*word)).chain(raw.iter().copied()).collect()
 }
 
-/// A name is any bytes but `/` and zero.
+/// File names may contain any bytes except `/` and NUL.
 #[test]
 fn non_utf8_names_are_mapped_read_and_loaded() {
     let dir = Dir::new();
@@ -194,11 +194,11 @@ fn non_utf8_names_are_mapped_read_and_loaded() {
     let (status, got) = with_bytes(&args(&["map"], &[tree.as_ref(), "--out".as_ref(), map.as_ref()]));
     match LiveFile::open(tree.join(name), &System::default()) {
         Ok(_) => assert_eq!((status, &got["maps"][0]["bytes"]), (0, &json!(one.len())), "{got:#}"),
-        Err(error) => skip(&format!("files here have no places: {error}")),
+        Err(error) => skip(&format!("the kernel reports no extents here: {error}")),
     }
 }
 
-/// A file system on the drive as a whole, behind what looks like a table.
+/// A file system on the whole drive, whose first block looks like a partition table.
 #[test]
 fn the_whole_drive_can_be_selected() {
     let dir = Dir::new();
@@ -226,9 +226,9 @@ fn the_whole_drive_can_be_selected() {
     refuse(&bare, 2, "which partition? there are none");
 }
 
-/// A sysfs in which the loop device that holds `at` is the only partition of the drive `id`, and as long: by its own name,
-/// or ext4 would not tell its options.
-fn pretend(dir: &Dir, at: &Path, id: &Value) -> System {
+/// Creates a sysfs tree in which the loop device with `at` is the only partition of the drive `id`, with the same size. It
+/// keeps the device's name, by which ext4 reports its options.
+fn fake_sysfs(dir: &Dir, at: &Path, id: &Value) -> System {
     let device = fs::metadata(at).unwrap().dev();
     let number = format!("{}:{}", device >> 8 & 0xFFF, device & 0xFF | device >> 12 & !0xFF);
     let real = fs::canonicalize(Path::new("/sys/dev/block").join(&number)).unwrap();
@@ -263,7 +263,7 @@ fn files_mapped_while_mounted_load_from_the_detached_drive() {
     let id = succeed(&["map", "-d", &drive, "--path", "/here", "--out", &id])["maps"][0]["drive"].clone();
     let mounted = match Mounted::new(&image, dir.path().join("mounted")) {
         Ok(mounted) => mounted,
-        Err(said) => return skip(&format!("nothing can be mounted here: {said}")),
+        Err(message) => return skip(&format!("nothing can be mounted here: {message}")),
     };
     let (files, tensors) = sharded();
     for (name, data) in &files {
@@ -271,7 +271,7 @@ fn files_mapped_while_mounted_load_from_the_detached_drive() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, data).unwrap();
     }
-    let system = pretend(&dir, mounted.path(), &id);
+    let system = fake_sysfs(&dir, mounted.path(), &id);
     let map = dir.file("live.map");
     let live =
         |name: &&str| LiveFile::open(mounted.path().join(name), &system).unwrap().map().unwrap().to_bytes();

@@ -1,4 +1,4 @@
-//! `onehop mount`: serves until it is asked to end, and leaves nothing behind.
+//! `onehop mount`: serves until it is stopped, and leaves nothing behind.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
@@ -19,7 +19,7 @@ fn a_folder_is_served_until_sigterm() {
     let mut line = String::new();
     BufReader::new(daemon.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
     if !line.contains("is mounted at") {
-        // Not eprintln: a test that passes would not show it.
+        // Not eprintln, which is captured in tests that pass.
         let _ = writeln!(std::io::stderr(), "SKIPPED: nothing can be mounted here: {}", line.trim());
         assert_eq!(daemon.wait().unwrap().code(), Some(3));
         return;
@@ -36,7 +36,7 @@ fn a_folder_is_served_until_sigterm() {
     let report = document("mount", &output);
     assert_eq!(report["broken_rings"], 0);
     assert!(report.get("yours").is_none());
-    assert_eq!(std::fs::read_dir(&point).unwrap().count(), 0, "it is still mounted");
+    assert_eq!(std::fs::read_dir(&point).unwrap().count(), 0, "the folder is still mounted");
     refuse(&["mount", &point, "--status"], 1, "no onehop mount");
 }
 
@@ -48,28 +48,28 @@ fn is_stopped(process: &Child) -> bool {
     tasks.map(|task| state(task.unwrap())).all(|stat| stat.rsplit(')').next().unwrap().starts_with(" T"))
 }
 
-/// It does not answer, and Ctrl-C ends the wait. The kernel lets nobody go whose request a daemon has taken: so all of it is to be
-/// stopped before.
+/// A stopped daemon does not answer, but Ctrl-C ends the wait for it. All its threads must be stopped first, because the
+/// kernel does not release a process whose request the daemon has received.
 fn status_of_a_stopped_daemon(daemon: &Child, point: &str) {
     signal(daemon, "-STOP");
     let start = Instant::now();
     while !is_stopped(daemon) {
-        assert!(start.elapsed() < Duration::from_secs(20), "it does not stop");
+        assert!(start.elapsed() < Duration::from_secs(20), "the daemon does not stop");
         std::thread::sleep(Duration::from_millis(1));
     }
     let mut status = command(&["mount", point, "--status"]);
     let mut status = status.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // Long enough for it to ask.
+    // Long enough to send the request.
     std::thread::sleep(Duration::from_millis(700));
     let is_waiting = status.try_wait().unwrap().is_none();
     signal(&status, "-INT");
-    let (asked, mut ended) = (Instant::now(), None);
-    while ended.is_none() && asked.elapsed() < Duration::from_secs(20) {
+    let (signalled, mut ended) = (Instant::now(), None);
+    while ended.is_none() && signalled.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(10));
         ended = status.try_wait().unwrap();
     }
     signal(daemon, "-CONT");
-    assert!(is_waiting, "a daemon that is stopped has answered");
+    assert!(is_waiting, "a stopped daemon answered");
     assert_eq!(ended.expect("Ctrl-C is ignored").code(), Some(130));
     assert!(status.wait_with_output().unwrap().stderr.starts_with(b"onehop: stopped"));
 }

@@ -1,4 +1,4 @@
-//! `onehop load -d`: models in the file system of a drive that onehop drives.
+//! `onehop load -d`: models on a drive that onehop drives.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::load::text;
 use crate::run::{Dir, refuse, skip, succeed};
 
-/// Bytes under names: tensors, or files.
+/// Named bytes: tensors or files.
 pub type Named = Vec<(&'static str, Vec<u8>)>;
 
 /// Bytes that are all different.
@@ -21,8 +21,8 @@ pub fn noise(bytes: usize, seed: u32) -> Vec<u8> {
     (0..bytes).map(|i| ((i as u32 ^ seed).wrapping_mul(0x9e37_79b9) >> 11) as u8).collect()
 }
 
-/// A safetensors file of these tensors, whose data start `odd` bytes behind a multiple of 8.
-fn safetensors(tensors: &[(&str, Vec<u8>)], odd: usize) -> Vec<u8> {
+/// A safetensors file of these tensors, whose data starts `offset` bytes after a multiple of 8.
+fn safetensors(tensors: &[(&str, Vec<u8>)], offset: usize) -> Vec<u8> {
     let (mut header, mut data) = (Vec::new(), Vec::new());
     for (name, bytes) in tensors {
         let at = data.len();
@@ -34,7 +34,7 @@ fn safetensors(tensors: &[(&str, Vec<u8>)], odd: usize) -> Vec<u8> {
         ));
     }
     let mut header = format!("{{{}}}", header.join(","));
-    while header.len() % 8 != odd {
+    while header.len() % 8 != offset {
         header.push(' ');
     }
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
@@ -60,10 +60,10 @@ pub fn tool(name: &str, args: &[&str]) -> bool {
     }
 }
 
-/// An ext4 image that was full of small files, every other of which has been removed, so that files written later are
-/// fragmented.
+/// An ext4 image with fragmented files: it was full of small files, half of which were removed before these were
+/// written.
 fn fragmented(dir: &Dir, block: &str, files: &[(&str, &[u8])]) -> Option<PathBuf> {
-    let (tree, image) = (dir.path().join("tree"), dir.path().join("pieces.img"));
+    let (tree, image) = (dir.path().join("tree"), dir.path().join("fragmented.img"));
     std::fs::create_dir_all(&tree).unwrap();
     for i in 0..600 {
         std::fs::write(tree.join(format!("f{i}")), noise(20_000, i)).unwrap();
@@ -97,14 +97,14 @@ fn tensors() -> Named {
 const ROUTES: [&str; 6] = ["gpu/tier1", "gpu/tier2", "gpu/tier3", "gpu/posted", "cpu/direct", "cpu/pinned"];
 
 #[test]
-fn fragmented_files_arrive_whole_by_every_route() {
+fn fragmented_files_are_loaded_by_every_route() {
     let dir = Dir::new();
     let tensors = tensors();
-    let (even, odd) = (safetensors(&tensors, 0), safetensors(&tensors, 3));
-    let files = [("m.safetensors", &even[..]), ("odd.safetensors", &odd[..])];
+    let (aligned, unaligned) = (safetensors(&tensors, 0), safetensors(&tensors, 3));
+    let files = [("m.safetensors", &aligned[..]), ("unaligned.safetensors", &unaligned[..])];
     let Some(image) = fragmented(&dir, "4096", &files) else { return };
     for (i, route) in ROUTES.iter().enumerate() {
-        let (name, lba) = (["m", "odd"][i % 2], [512, 4096][i / 2 % 2]);
+        let (name, lba) = (["m", "unaligned"][i % 2], [512, 4096][i / 2 % 2]);
         let drive = format!("sim:{}?lba={lba}", text(&image));
         let path = format!("/{name}.safetensors");
         let load = ["load", "-d", &drive, "--path", &path, "-g", "emu", "--verify", "--route", route];
@@ -114,10 +114,10 @@ fn fragmented_files_arrive_whole_by_every_route() {
         assert_eq!((&loaded["bytes"], &loaded["errors"]), (&json!(4_349_359), &json!(0)));
         assert_eq!(loaded["simulated"], json!(["drive", "gpu"]));
         assert!(loaded["limit"]["what"].is_string() && loaded["placement"]["data"].is_string());
-        // Where the drive writes GPU memory, tensors at addresses that it can write have no second copy.
+        // On direct routes, tensors at aligned addresses are not copied.
         let direct = loaded["direct_bytes"].as_u64().unwrap();
         assert_eq!(direct > 2_000_000, name == "m" && *route != "cpu/pinned", "{loaded:#}");
-        assert!(name == "odd" || loaded["extent_count"].as_u64().unwrap() > 20, "{loaded:#}");
+        assert!(name == "unaligned" || loaded["extent_count"].as_u64().unwrap() > 20, "{loaded:#}");
         assert_eq!(direct + loaded["staged_bytes"].as_u64().unwrap(), loaded["read_bytes"]);
         let arena = loaded["gpu_bytes"].as_u64().unwrap();
         assert!(arena < 4_349_359 + (256 << 10), "{arena}");
@@ -137,7 +137,7 @@ fn fragmented_files_arrive_whole_by_every_route() {
     ]);
     assert_eq!((&plan["route"], &plan["tensors"]), (&json!("gpu/tier1"), &json!(6)));
     assert!(plan["ranges"].is_array() && plan["peak_gpu_bytes"].as_u64().unwrap() >= 4_349_359);
-    // A rank's rows, which are fragmented, too.
+    // A rank's rows are fragmented, too.
     let rank = ["--rank", "1/2", "--cut", "a=0", "--only", "a"];
     let part = succeed(
         &[&["load", "-d", &drive, "--path", "/m.safetensors", "-g", "emu", "--verify"], &rank[..]].concat(),
@@ -150,20 +150,20 @@ fn fragmented_files_arrive_whole_by_every_route() {
     assert_eq!((&both["crc32c"], &both["gpus"][1]["crc32c"]), (&crc(&tensors[..1]), &part["crc32c"]));
     assert_eq!(both["gpus"][0]["route"], both["route"]);
     let faults = format!("{drive}?fault=fail-once@op=read,n=60&fault=lost@op=read,n=80");
-    let mended =
+    let recovered =
         ["load", "-d", &faults, "--path", "/m.safetensors", "-g", "emu", "--timeout", "300ms", "--verify"];
-    let mended = succeed(&mended);
-    assert!(mended["retries"].as_u64().unwrap() >= 1 && mended["verified"] == true, "{mended:#}");
+    let recovered = succeed(&recovered);
+    assert!(recovered["retries"].as_u64().unwrap() >= 1 && recovered["verified"] == true, "{recovered:#}");
 }
 
-/// An image of a directory, made by mke2fs. With `inline_data` among the features, short files lie among metadata.
+/// An ext4 image of these files. With the feature `inline_data`, short files are stored in metadata.
 pub fn image(dir: &Dir, block: &str, features: &str, files: &[(&str, Vec<u8>)]) -> Option<PathBuf> {
     let (tree, image) = (dir.path().join("model-tree"), dir.path().join("model.img"));
     for (name, data) in files {
         let path = tree.join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         let file = std::fs::File::create(path).unwrap();
-        // Whole blocks of zeros become holes.
+        // Chunks of zeros become holes.
         for (i, part) in data.chunks(65536).enumerate() {
             if part.iter().any(|&b| b != 0) {
                 std::os::unix::fs::FileExt::write_all_at(&file, part, i as u64 * 65536).unwrap();
@@ -254,9 +254,9 @@ fn blocks_larger_than_the_file_systems_are_refused() {
     refuse(&args.iter().map(String::as_str).collect::<Vec<_>>(), 3, "within a block of 16384");
 }
 
-/// A file that goes on as a hole within a block of the drive: the rest of that block is another file's.
+/// A file with a hole that begins within a block of the drive. The rest of that block belongs to another file.
 #[test]
-fn a_hole_begins_within_a_block() {
+fn holes_may_begin_within_a_block() {
     let dir = Dir::new();
     let tensor = [("a", [noise(700, 5), vec![0; 300_000]].concat())];
     let (whole, out) = (safetensors(&tensor, 0), dir.file("out"));
@@ -278,19 +278,19 @@ fn a_hole_begins_within_a_block() {
     let mut tried = 0;
     for name in names.iter().filter(starts_block) {
         for route in ["gpu/tier1", "cpu/pinned"] {
-            let way = ["-d", &drive, "--path", name, "-g", "emu", "--route", route, "--verify"];
-            succeed(&[&["read", "--out", &out], &way[..]].concat());
+            let options = ["-d", &drive, "--path", name, "-g", "emu", "--route", route, "--verify"];
+            succeed(&[&["read", "--out", &out], &options[..]].concat());
             assert!(std::fs::read(&out).unwrap() == whole, "{name} by {route}");
-            let loaded = succeed(&[&["load"], &way[..]].concat());
+            let loaded = succeed(&[&["load"], &options[..]].concat());
             assert_eq!((&loaded["verified"], &loaded["crc32c"]), (&json!(true), &crc(&tensor)));
             tried += 1;
         }
     }
-    assert!(tried > 0, "none of the files starts with a block");
+    assert!(tried > 0, "no file starts at a block of the drive");
 }
 
 #[test]
-fn qemus_drive_is_loaded_from_too() {
+fn a_model_is_loaded_from_qemus_drive() {
     let dir = Dir::new();
     let (files, tensors) = sharded();
     let Some(image) = image(&dir, "4096", "inline_data", &files) else { return };
@@ -306,7 +306,7 @@ fn qemus_drive_is_loaded_from_too() {
     }
 }
 
-/// Into the image that QEMU has open, not in its place.
+/// Overwrites the image that QEMU has open, without replacing the file.
 fn copy_over(from: &Path, to: &Path) {
     let mut to = std::fs::File::options().write(true).open(to).unwrap();
     std::io::copy(&mut std::fs::File::open(from).unwrap(), &mut to).unwrap();
@@ -318,8 +318,8 @@ fn a_file_with_a_non_utf8_name_is_not_skipped() {
     let (root, image) = (dir.path().join("root"), dir.file("names.img"));
     std::fs::create_dir_all(root.join("m")).unwrap();
     std::fs::write(root.join("m/a.safetensors"), safetensors(&[("a", noise(100, 1))], 0)).unwrap();
-    let odd = root.join("m").join(OsStr::from_bytes(b"\xff.safetensors"));
-    std::fs::write(odd, safetensors(&[("b", noise(100, 2))], 0)).unwrap();
+    let unusual = root.join("m").join(OsStr::from_bytes(b"\xff.safetensors"));
+    std::fs::write(unusual, safetensors(&[("b", noise(100, 2))], 0)).unwrap();
     if !tool("mke2fs", &["-q", "-t", "ext4", "-d", text(&root), &image, "16M"]) {
         return;
     }

@@ -1,10 +1,10 @@
-//! What is refused, with which code and which words.
+//! Refusals: exit codes and messages.
 
 use crate::load;
 use crate::run::{Dir, code, command, refuse, skip, stderr, succeed};
 
 #[test]
-fn writes_ask_for_the_serial_and_a_yes() {
+fn writes_need_the_serial_number_and_yes() {
     let dir = Dir::new();
     let (input, _) = dir.noise("in.bin", 4096);
     let image = dir.file("disk.img");
@@ -23,11 +23,11 @@ fn writes_ask_for_the_serial_and_a_yes() {
         let args = write(more);
         let args: Vec<_> = args.iter().map(String::as_str).collect();
         let document = refuse(&args, 2, words);
-        // A refusal does not give the answer away.
+        // The message does not contain the right serial number.
         assert!(more.contains(&"RIGHT") || !document.to_string().contains("'RIGHT'"));
     }
     if let Ok(bytes) = std::fs::read(&image) {
-        assert!(bytes.iter().all(|b| *b == 0), "a refused write wrote");
+        assert!(bytes.iter().all(|b| *b == 0), "a refused write changed the image");
     }
     let args = write(&["--serial", "RIGHT", "--yes"]);
     succeed(&args.iter().map(String::as_str).collect::<Vec<_>>());
@@ -57,7 +57,8 @@ fn a_namespace_with_protection_information_is_written_by_every_route() {
     }
 }
 
-/// Metadata that is more than protection information travels; the controller's part of it is not what was sent.
+/// Metadata larger than protection information is transferred. The controller generates part of it, which differs from
+/// what was sent.
 #[test]
 fn metadata_made_by_the_controller_is_not_a_mismatch() {
     let dir = Dir::new();
@@ -103,14 +104,14 @@ fn blocks_past_the_end() {
     }
     refuse(&["read", "-d", "sim:mem:1M", "--nsid", "2", "--lba", "0", "--blocks", "1"], 2, "namespace 2");
     refuse(&["drive", "identify", "-d", "sim:mem:1M", "--nsid", "4294967295"], 2, "namespace");
-    // More than this machine could hold is refused before anything is tried.
+    // More than fits in memory is refused before anything is tried.
     let huge = ["read", "-d", "sim:mem:16T", "--lba", "0", "--blocks", "0x700000000"];
     let document = refuse(&huge, 3, "memory of GPU emu");
     assert!(document["error"]["fix"].as_str().unwrap().contains("fewer"));
 }
 
 #[test]
-fn what_this_build_does_not_have() {
+fn unavailable_devices_and_routes() {
     let read = |more: &[&'static str]| [&["read", "--lba", "0", "--blocks", "1"], more].concat();
     let none = |more: &[&'static str], words| {
         let document = refuse(&read(more), 3, words);
@@ -133,7 +134,7 @@ fn what_this_build_does_not_have() {
     refuse(&["drive", "identify", "-d", "ffff:17:1f.7?via=magic"], 2, "vfio, iommufd, kmod or pagemap");
 }
 
-/// Advice to try another driver would be wrong: none makes a drive of it.
+/// Advice to try another driver would be wrong, because the device is no drive.
 #[test]
 fn a_device_that_is_not_a_drive_is_refused_without_advice_to_force_it() {
     let devices = std::fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
@@ -151,7 +152,7 @@ fn a_device_that_is_not_a_drive_is_refused_without_advice_to_force_it() {
 }
 
 #[test]
-fn arguments_that_contradict_each_other() {
+fn contradicting_arguments() {
     for more in [
         &["--threads", "4"][..],
         &["--mode", "shared", "--queues", "2"],
@@ -198,13 +199,13 @@ fn output_that_cannot_be_written_is_a_failure() {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let args = [&["drive", "identify", "-d", "sim:mem:1M"], more].concat();
         let ended = command(&args).stdout(full).output().unwrap();
-        let said = stderr(&ended);
-        assert_eq!(code(&ended), 1, "{said}");
-        assert!(said.contains("standard output"), "{said}");
+        let message = stderr(&ended);
+        assert_eq!(code(&ended), 1, "{message}");
+        assert!(message.contains("standard output"), "{message}");
     }
 }
 
-/// With `ms` the simulated drive keeps metadata beside its image, and needs both.
+/// With `ms`, a simulated drive stores metadata in a second file.
 #[test]
 fn bytes_are_not_copied_over_the_files_of_the_drive() {
     let dir = Dir::new();
@@ -217,7 +218,7 @@ fn bytes_are_not_copied_over_the_files_of_the_drive() {
     std::fs::hard_link(&meta, &link).unwrap();
     std::os::unix::fs::symlink(&meta, &linked).unwrap();
     let before = [&image, &meta].map(|file| std::fs::read(file).unwrap());
-    // The metadata is worth keeping where this drive does not use it, too.
+    // The metadata file is protected even if this drive does not use it.
     for drive in [drive, format!("sim:{image}")] {
         for out in [&image, &meta, &link, &linked] {
             let read = ["read", "-d", &drive, "--lba", "0", "--blocks", "8", "-g", "emu", "--out", out];
@@ -229,7 +230,7 @@ fn bytes_are_not_copied_over_the_files_of_the_drive() {
     assert!([&image, &meta].map(|file| std::fs::read(file).unwrap()) == before);
 }
 
-/// Opening a FIFO would wait for a reader, perhaps for ever.
+/// Opening a FIFO would wait for a reader, perhaps forever.
 #[test]
 fn outputs_are_regular_files_or_character_devices() {
     let dir = Dir::new();
@@ -240,7 +241,7 @@ fn outputs_are_regular_files_or_character_devices() {
     std::fs::create_dir(&below).unwrap();
     let linked = dir.file("soft");
     std::os::unix::fs::symlink(&fifo, &linked).unwrap();
-    // The model and drive do not exist: outputs are checked before anything is opened.
+    // Model and drive do not exist, which shows that outputs are checked first.
     let commands: [&[&str]; 7] = [
         &["read", "-d", "sim:/nowhere", "--lba", "0", "--blocks", "1", "-g", "emu", "--out"],
         &["read", "/nowhere", "-g", "emu", "--out"],
@@ -259,21 +260,21 @@ fn outputs_are_regular_files_or_character_devices() {
     }
     let rx = ["sdr", "rx", "-d", "sim:usdr", "-g", "emu", "--out"];
     refuse(&[&rx[..], &[&dir.file("rx")]].concat(), 2, "rx.sigmf-meta is a FIFO");
-    // Names that the command chooses are checked when it writes.
+    // File names that the command chooses are checked when they are written.
     std::process::Command::new("mkfifo").arg(format!("{below}/system.json")).status().unwrap();
     refuse(&["doctor", "--record", &below], 2, "system.json is a FIFO");
 
     let read = ["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "1", "-g", "emu", "--out"];
     succeed(&[&read[..], &["/dev/null"]].concat());
     refuse(&[&read[..], &["/dev/full"]].concat(), 1, "No space left");
-    // Standard output is a pipe here, and its reader is there already.
+    // Standard output is a pipe, which already has a reader.
     let output = command(&[&read[..], &["/dev/stdout"]].concat()).output().unwrap();
     assert!(code(&output) == 0 && output.stdout.starts_with(&[0; 512]), "{output:?}");
 }
 
-/// Names that people know from the kernel and from PyTorch are refused with the ones to write instead.
+/// Kernel and PyTorch names of devices are refused with the names to use instead.
 #[test]
-fn names_of_the_kernel_and_of_pytorch() {
+fn kernel_and_pytorch_names_are_refused_with_advice() {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
     load::model(&file, &[("a", 4096)], 1);
@@ -299,11 +300,11 @@ fn names_of_the_kernel_and_of_pytorch() {
     ] {
         refuse(command, 2, "'cuda:0' is not a GPU: -g takes the number alone, -g 0");
     }
-    // Before the first one is tried, which this machine may not have.
+    // Names are checked before the first GPU is opened.
     refuse(&["load", file, "-g", "0,cuda:1"], 2, "-g takes the number alone, -g 1");
 }
 
-/// The exit code distinguishes wrong arguments from failures, and the message says what would be right.
+/// Wrong arguments have the exit code 2, and the message says what is expected.
 #[test]
 fn wrong_arguments_have_their_own_exit_code() {
     let dir = Dir::new();

@@ -1,4 +1,4 @@
-//! The archive of `onehop report`: what is in it, and above all what is not.
+//! The archive of `onehop report`: what it contains, and what it must not contain.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -10,7 +10,7 @@ use crate::run::{Dir, code, command, document, refuse, schema};
 const SERIAL: &str = "PRIVATE-S6XYNS0T12";
 const USER: &str = "ada-of-the-lab";
 
-/// Runs it for a user of this name; the document, and the files of the archive.
+/// Runs the command as a user of this name; returns exit code, document and files of the archive.
 fn report(dir: &Dir, name: &str, drive: &str, more: &[&str]) -> (i32, Value, BTreeMap<String, String>) {
     let out = dir.file(name);
     let args = [&["--json", "report", "-d", drive, "--out", &out, "--budget", "2s"], more].concat();
@@ -33,7 +33,7 @@ fn report(dir: &Dir, name: &str, drive: &str, more: &[&str]) -> (i32, Value, BTr
     (code(&output), document, files)
 }
 
-/// Whether a name is there as a word of its own.
+/// Whether a text contains a whole word.
 fn has_word(text: &str, word: &str) -> bool {
     let is_end = |c: Option<char>| !c.is_some_and(char::is_alphanumeric);
     text.match_indices(word).any(|(at, _)| {
@@ -42,7 +42,7 @@ fn has_word(text: &str, word: &str) -> bool {
 }
 
 #[test]
-fn a_report_holds_results_and_no_names() {
+fn a_report_contains_results_and_no_names() {
     let dir = Dir::new();
     let drive = format!("sim:{}?size=16M&serial={SERIAL}", dir.file("disk.img"));
     let (code, document, files) = report(&dir, "report.tar.gz", &drive, &["-g", "emu"]);
@@ -64,15 +64,18 @@ fn a_report_holds_results_and_no_names() {
     let host = host.trim();
     for (name, text) in &files {
         for secret in [SERIAL, USER, dir.path().to_str().unwrap()] {
-            assert!(!text.to_lowercase().contains(&secret.to_lowercase()), "{name} holds {secret}: {text}");
+            assert!(
+                !text.to_lowercase().contains(&secret.to_lowercase()),
+                "{name} contains {secret}: {text}"
+            );
         }
-        // A short name, such as vm, is a word of ours too.
+        // A short name such as vm also occurs as an ordinary word.
         assert!(
             host.len() < 4 || host == "localhost" || !has_word(text, host),
-            "{name} holds {host}: {text}"
+            "{name} contains {host}: {text}"
         );
     }
-    // Every document is still one of its command, and says what it is for.
+    // Every document still matches its schema.
     for (file, command) in [
         ("doctor", "doctor"),
         ("topo", "topo"),
@@ -102,9 +105,9 @@ fn the_drive_is_not_written() {
     assert!(std::fs::read(&image).unwrap() == before, "a report wrote to the drive");
 }
 
-/// Reports exist for what does not work: the failure is in it, and so is the rest.
+/// A report is also for what does not work: it contains the failure and the other results.
 #[test]
-fn a_missing_drive_is_reported_too() {
+fn a_report_includes_a_missing_drive() {
     let dir = Dir::new();
     let (code, document, files) = report(&dir, "report.tar.gz", "ffff:17:1f.7", &["-g", "emu"]);
     assert_eq!((code, &document["error"]["kind"]), (3, &json!("not_possible")), "{document:#}");

@@ -1,4 +1,4 @@
-//! Runs the binary, in a directory of its own.
+//! Helpers that run the binary.
 
 pub mod schema;
 
@@ -31,7 +31,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Runs with `--json`; the code, and the one document on stdout, which has to be as `onehop schema` says.
+/// Runs with `--json`; returns the exit code and the document, which must match its schema.
 pub fn json(args: &[&str]) -> (i32, Value) {
     let output = onehop(&[&["--json"], args].concat());
     let document = serde_json::from_str(&stdout(&output))
@@ -41,7 +41,7 @@ pub fn json(args: &[&str]) -> (i32, Value) {
     (code(&output), document)
 }
 
-/// What a command that ran by itself has printed, which has to be a document of it.
+/// Parses the document in the output of a command, which must match its schema.
 pub fn document(command: &str, output: &Output) -> Value {
     let document =
         serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{command}: {e}: {output:?}"));
@@ -49,24 +49,24 @@ pub fn document(command: &str, output: &Output) -> Value {
     document
 }
 
-/// As [`json`], and it has to succeed.
+/// Like [`json`], for a command that must succeed.
 pub fn succeed(args: &[&str]) -> Value {
     let (code, document) = json(args);
     assert_eq!(code, 0, "{args:?}: {document:#}");
     document
 }
 
-/// As [`json`], and it has to fail with this code and a message that holds this.
-pub fn refuse(args: &[&str], wanted: i32, holds: &str) -> Value {
+/// Like [`json`], for a command that must fail with this exit code and a message with this text.
+pub fn refuse(args: &[&str], expected: i32, text: &str) -> Value {
     let (code, document) = json(args);
-    assert_eq!(code, wanted, "{args:?}: {document:#}");
+    assert_eq!(code, expected, "{args:?}: {document:#}");
     let message = document["error"]["message"].as_str().unwrap_or_else(|| panic!("{args:?}: {document:#}"));
-    assert!(message.contains(holds), "{args:?}: {message}");
-    assert_eq!(document["error"]["exit_code"], wanted);
+    assert!(message.contains(text), "{args:?}: {message}");
+    assert_eq!(document["error"]["exit_code"], expected);
     document
 }
 
-/// Every command, groups such as `drive` included, as help lists them from the top down.
+/// Every command, including groups such as `drive`, as listed by help.
 pub fn command_tree() -> Vec<Vec<String>> {
     let mut all = vec![Vec::new()];
     let mut at = 0;
@@ -94,18 +94,18 @@ pub fn leaf_commands() -> Vec<Vec<String>> {
     all.iter().filter(|words| !is_group(words)).cloned().collect()
 }
 
-/// A report's page says this and loads nothing; the raw results beside it are those that were printed.
-pub fn assert_page(folder: &str, name: &str, document: &Value, says: &str) {
+/// Checks that a report's page contains a text and loads nothing, and that its raw results are those printed.
+pub fn assert_page(folder: &str, name: &str, document: &Value, text: &str) {
     let page = std::fs::read_to_string(format!("{folder}/{name}.html")).unwrap();
     let written = std::fs::read(format!("{folder}/{name}.json")).unwrap();
     assert_eq!(&serde_json::from_slice::<Value>(&written).unwrap(), document);
-    assert!(page.contains("<svg") && page.contains(says));
+    assert!(page.contains("<svg") && page.contains(text));
     for loads in ["http:", "https:", "url(", "@import", " src="] {
         assert!(!page.contains(loads), "the page loads something: {loads}");
     }
 }
 
-/// Prints that a test could not run, past the test runner's capture, so that skipped tests can be counted.
+/// Reports a skipped test. It bypasses the test runner's capture, so that skipped tests can be counted.
 pub fn skip(why: &str) {
     let _ = std::io::stderr().write_all(format!("SKIPPED: {why}\n").as_bytes());
 }
@@ -136,7 +136,7 @@ impl Dir {
         self.0.join(name).to_str().unwrap().to_owned()
     }
 
-    /// A file of bytes that no two blocks have in common.
+    /// Creates a file in which all blocks differ.
     pub fn noise(&self, name: &str, bytes: usize) -> (String, Vec<u8>) {
         let data: Vec<u8> =
             (0..bytes as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 29) as u8).collect();

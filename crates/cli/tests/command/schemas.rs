@@ -1,4 +1,4 @@
-//! The schemas of all documents: which there are, what they refer to, and that a name means one thing.
+//! The schemas of all documents: completeness, references, and consistent types.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ fn every_command_has_a_schema() {
 }
 
 #[test]
-fn every_schema_stands_alone() {
+fn every_schema_is_self_contained() {
     for name in names() {
         let words: Vec<_> = name.split(' ').collect();
         let output = onehop(&[&["schema"], &words[..]].concat());
@@ -30,24 +30,24 @@ fn every_schema_stands_alone() {
         assert_eq!(printed, succeed(&[&["schema"], &words[..]].concat())["json_schema"], "{name}");
         let text = printed.to_string();
         assert!(!text.contains("common.json"), "{name} refers to a file");
-        // Both fail where a reference leads nowhere.
+        // Both fail if a reference is broken.
         schema::check(
             &name,
             &json!({ "schema": 1, "error": { "kind": "failed", "exit_code": 1, "message": "no" } }),
         );
-        assert!(!schema::is_valid(&name, &json!({})), "{name} takes anything");
-        assert!(!schema::is_valid(&name, &json!({ "schema": 2 })), "{name} takes any version");
+        assert!(!schema::is_valid(&name, &json!({})), "{name} accepts anything");
+        assert!(!schema::is_valid(&name, &json!({ "schema": 2 })), "{name} accepts any version");
     }
     refuse(&["schema", "teapot"], 2, "no command 'teapot'");
     refuse(&["schema", "drive"], 2, "drive identify");
 }
 
-/// Scripts that read several commands need one rule for each name.
+/// Scripts that read several commands rely on this.
 #[test]
 fn a_field_has_one_type_in_all_documents() {
     fn types(schema: &Value, defs: &Value) -> Vec<String> {
         match schema["$ref"].as_str().and_then(|to| to.rsplit('/').next()) {
-            // An integer that may be too long for a reader, everywhere it is.
+            // An integer that may exceed 64 bits counts as a type of its own.
             Some("big") => return vec!["big".into()],
             Some(name) => return types(&defs[name], defs),
             None => {}
@@ -110,7 +110,7 @@ fn field_names(schema: &Value, found: &mut BTreeSet<String>) {
 #[test]
 fn the_documentation_has_every_field() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/json.md")).unwrap();
-    // What stands between two backticks.
+    // Text between backticks.
     let code: Vec<_> = page.split('`').skip(1).step_by(2).collect();
     let words: BTreeSet<_> =
         code.iter().flat_map(|code| code.split(|c: char| c != '_' && !c.is_alphanumeric())).collect();

@@ -1,4 +1,4 @@
-//! `onehop sdr`: what people see, what checks read, what is refused.
+//! `onehop sdr`: text, documents, refusals.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ fn every_sample_that_was_sent_is_accounted_for() {
 }
 
 #[test]
-fn a_tone_is_seen_where_it_is() {
+fn a_tone_is_found_at_its_frequency() {
     let dir = Dir::new();
     let [png, out] = ["spectrum.png", "tone"].map(|name| dir.path().join(name).display().to_string());
     let device = "sim:usdr?rate=1M&signal=tone&freq=0.25&level=-20&dc=0.1";
@@ -50,19 +50,19 @@ fn a_tone_is_seen_where_it_is() {
     let meta: serde_json::Value =
         serde_json::from_slice(&std::fs::read(format!("{out}.sigmf-meta")).unwrap()).unwrap();
     assert_eq!(meta["global"]["core:datatype"], "ci16_le");
-    // What was received can be sent.
+    // A recording can be sent.
     let input = format!("{out}.sigmf-data");
     let args = ["sdr", "tx", "--in", &input, "-g", "emu", "-d", "sim:usdr?rate=50M"];
     let sent = succeed(&args);
     assert_eq!((&sent["bytes"], &sent["crc32c"]), (&document["bytes"], &document["crc32c"]));
-    // Without metadata, what the data are is a guess.
+    // Without metadata, the format is assumed.
     std::fs::remove_file(format!("{out}.sigmf-meta")).unwrap();
     let output = onehop(&args);
-    assert!(output.status.success() && stderr(&output).contains("are taken for ci16_le"), "{output:?}");
+    assert!(output.status.success() && stderr(&output).contains("are assumed to be ci16_le"), "{output:?}");
 }
 
 #[test]
-fn recordings_are_what_the_board_sent() {
+fn recordings_match_what_the_board_sent() {
     let dir = Dir::new();
     let device = "sim:usdr?rate=1M&signal=tone&freq=0.25&level=-20&dc=0.25";
     let part = |out: &str, what: &str| std::fs::read(format!("{out}.sigmf-{what}")).unwrap();
@@ -72,7 +72,7 @@ fn recordings_are_what_the_board_sent() {
     };
     let mean = |values: Vec<f32>| values.iter().sum::<f32>() / values.len() as f32;
     for format in ["ci16", "ci12"] {
-        // Neither multiplied nor without their DC component; every board can send them.
+        // Recorded without gain and with the DC component, as boards can send them.
         let out = dir.file(format);
         let document = rx(device, &["--format", format, "--out", &out]);
         let data = part(&out, "data");
@@ -84,7 +84,7 @@ fn recordings_are_what_the_board_sent() {
         let input = format!("{out}.sigmf-data");
         let sent = succeed(&["sdr", "tx", "--in", &input, "-g", "emu", "-d", "sim:usdr?rate=50M"]);
         assert_eq!(sent["bytes"], data.len());
-        // Multiplied if asked for, which the metadata say.
+        // With --gain, the metadata says so.
         rx(device, &["--format", format, "--out", &out, "--gain", "2"]);
         let (data, global) = (part(&out, "data"), global(&out));
         assert_eq!(global["core:datatype"], "cf32_le");
@@ -92,20 +92,20 @@ fn recordings_are_what_the_board_sent() {
         let found = data.chunks_exact(8).map(|n| f32::from_le_bytes([n[0], n[1], n[2], n[3]]));
         let found = mean(found.collect());
         assert!((found - 0.5).abs() < 0.02, "{found}");
-        refuse(&["sdr", "tx", "--in", &input, "-g", "emu"], 1, "boards send ci16_le");
+        refuse(&["sdr", "tx", "--in", &input, "-g", "emu"], 1, "boards accept ci16_le only");
     }
     refuse(&["sdr", "rx", "--gain", "2"], 2, "--out");
 }
 
 #[test]
-fn a_recording_that_fails_leaves_the_earlier_one() {
+fn a_failed_recording_keeps_the_earlier_one() {
     let dir = Dir::new();
     let out = dir.file("kept");
     let files = ["data", "meta"].map(|ending| format!("{out}.sigmf-{ending}"));
     let read = || files.clone().map(|file| std::fs::read(file).unwrap());
     rx("sim:usdr?rate=1M", &["--out", &out]);
     let earlier = read();
-    // While it records another format, no other may record to its name; then it is killed.
+    // While a recording in another format is running, no other may use its name. Then it is killed.
     let args = ["sdr", "rx", "-g", "emu", "--seconds", "600", "--buffer", "16K", "--format", "ci12"];
     let args = [&args[..], &["--gain", "2", "--out", &out, "-d", "sim:usdr?rate=4M"]].concat();
     let mut child = command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -121,7 +121,7 @@ fn a_recording_that_fails_leaves_the_earlier_one() {
     child.wait().unwrap();
     assert!(read() == earlier, "the earlier recording was changed");
     refuse(&["sdr", "tx", "--in", &partial, "-g", "emu"], 1, "samples are cf32_le");
-    // The next one takes its place, and that of the earlier one.
+    // The next recording replaces both.
     rx("sim:usdr?rate=1M&signal=noise", &["--out", &out]);
     assert!(read()[0] != earlier[0] && !std::fs::exists(&partial).unwrap());
 }
@@ -136,14 +136,14 @@ fn transmitting_ends_at_ctrl_c() {
     let child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(700));
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    let asked = Instant::now();
+    let signalled = Instant::now();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{output:?}");
-    assert!(asked.elapsed() < Duration::from_secs(10), "took {:?}", asked.elapsed());
+    assert!(signalled.elapsed() < Duration::from_secs(10), "took {:?}", signalled.elapsed());
 }
 
 #[test]
-fn people_see_a_spectrum() {
+fn the_text_shows_a_spectrum() {
     let output = onehop(&[
         "sdr",
         "rx",
@@ -157,18 +157,22 @@ fn people_see_a_spectrum() {
         "sim:usdr?signal=chirp",
     ]);
     let text = stdout(&output);
-    for word in
-        ["route       cpu/direct", "received and lost are what was sent", "dBFS", "+5.000 MHz", "simulated"]
-    {
+    for word in [
+        "route       cpu/direct",
+        "received and lost add up to the samples sent",
+        "dBFS",
+        "+5.000 MHz",
+        "simulated",
+    ] {
         assert!(text.contains(word), "{word}: {text}");
     }
-    // A constant is removed, unless it shall stay.
+    // The DC component is removed, except with --keep-dc.
     let constant = |more: &[&str]| {
         let document = rx("sim:usdr?rate=1M&signal=tone&freq=0.25&level=-60&dc=0.25", more);
         document["strongest"]["hz"].as_f64().unwrap()
     };
     assert!((constant(&[]) - 250e3).abs() < 1e3 && constant(&["--keep-dc"]).abs() < 1e3);
-    // Files by their names, and no loss that could not be.
+    // The names of written files, and a board that cannot lose samples.
     let dir = Dir::new();
     let out = dir.file("kept");
     let received = ["sdr", "rx", "--seconds", "0.1", "-g", "emu", "--out", &out];
@@ -205,7 +209,7 @@ fn impossible_requests_are_explained() {
 }
 
 #[test]
-fn the_self_test_says_what_works() {
+fn the_self_test_reports_what_works() {
     let device = "sim:usdr?signal=counter&rate=20M&p2p=writes";
     let document = succeed(&["sdr", "selftest", "--buffer", "16K", "-g", "emu", "--device", device]);
     let status = |id: &str| {
@@ -215,7 +219,7 @@ fn the_self_test_says_what_works() {
     assert_eq!(status("rx to GPU memory"), Some("pass".into()), "{document:#}");
     assert_eq!(status("tx from GPU memory"), Some("fail".into()));
     assert_eq!(status("samples"), Some("pass".into()));
-    // What was not tried is not passed: a clock that waits never lets the ring run over.
+    // Untested steps do not pass: with a board that waits, the ring never overflows.
     let device = "sim:usdr?signal=counter&rate=20M&patient=1";
     let document = succeed(&["sdr", "selftest", "--buffer", "16K", "-g", "emu", "-d", device]);
     let checks = document["checks"].as_array().unwrap();
@@ -229,7 +233,7 @@ fn the_self_test_says_what_works() {
 
 #[test]
 fn slow_boards_cause_no_long_wait() {
-    // A ring of the largest buffers would take 42 s to come round.
+    // A ring of the largest buffers would take 42 s to fill.
     let begun = Instant::now();
     let document = succeed(&["sdr", "rx", "--seconds", "0.1", "-g", "emu", "-d", "sim:usdr?rate=200k"]);
     assert_eq!((&document["block_bytes"], &document["lost_samples"]), (&24960.into(), &0.into()));
@@ -260,21 +264,21 @@ fn a_self_test_ends_at_ctrl_c() {
     let child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(700));
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    let asked = Instant::now();
+    let signalled = Instant::now();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{output:?}");
-    assert!(asked.elapsed() < Duration::from_secs(10), "took {:?}", asked.elapsed());
+    assert!(signalled.elapsed() < Duration::from_secs(10), "took {:?}", signalled.elapsed());
 }
 
 #[test]
 fn losses_cause_a_warning() {
-    // A rate that no emulated GPU keeps up with.
+    // A rate that is too high for the emulated GPU.
     let args = ["sdr", "rx", "--seconds", "0.5", "--buffer", "16K", "-g", "emu", "-d", "sim:usdr?rate=400M"];
     let output = onehop(&args);
     let stderr = stderr(&output);
     assert!(output.status.success(), "{stderr}");
     assert!(stderr.contains("warning: ") && stderr.contains("the emulated GPU is too slow"), "{stderr}");
-    // Missing bursts cause a warning as well, and no sample is mistaken for another.
+    // Missing bursts cause a warning, too, and other samples keep their numbers.
     let dir = Dir::new();
     for format in ["ci16", "ci12"] {
         let out = dir.file(format);
@@ -308,7 +312,7 @@ fn samples_are_sent_at_the_board_s_rate() {
 
 /// The command line in the README loses nothing.
 #[test]
-fn the_readme_s_line_loses_nothing() {
+fn the_command_in_the_readme_loses_nothing() {
     let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
     let text = std::fs::read_to_string(readme).unwrap();
     let line = text.lines().find(|line| line.starts_with("onehop sdr rx ")).unwrap();
@@ -338,12 +342,12 @@ fn ctrl_c_ends_in_order() {
         "sim:usdr?rate=1M",
     ];
     let child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // Long enough for samples to flow on a busy machine; it takes much longer.
+    // Long enough for samples to flow on a busy machine; the command would run much longer.
     std::thread::sleep(Duration::from_millis(700));
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     let document = document("sdr rx", &output);
     assert_eq!(document["error"]["kind"], "interrupted");
-    assert_eq!(document["error"]["message"], "stopped; the board is at rest");
+    assert_eq!(document["error"]["message"], "stopped; the board is idle");
 }

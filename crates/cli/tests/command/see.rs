@@ -1,4 +1,4 @@
-//! doctor and topo: this machine, and machines that were recorded or composed.
+//! `onehop doctor` and `onehop topo`: this machine, recorded machines and composed ones.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ fn this_machine_is_recorded_and_replayed() {
     let record = dir.file("record");
     let here = succeed(&["doctor", &file, "--record", &record]);
     let again = succeed(&["doctor", "--from", &record]);
-    // Before people send it to others, they know what is in it.
+    // The text names the private data in the record.
     let text = stdout(&onehop(&["doctor", "--record", &record]));
     let place = format!("Recorded in {record}/system.json, with names, serial numbers");
     assert!(text.contains(&place), "{text}");
@@ -73,7 +73,7 @@ fn the_tree_is_drawn() {
 }
 
 #[test]
-fn a_tree_without_a_gpu_is_shown_and_says_what_is_missing() {
+fn a_tree_without_a_gpu_names_what_is_missing() {
     let dir = Dir::new();
     let (html, from) = (dir.file("t.html"), fixture("server-no-gpu"));
     let output = onehop(&["topo", "--explain", "--from", &from, "--html", &html]);
@@ -91,7 +91,7 @@ fn a_tree_without_a_gpu_is_shown_and_says_what_is_missing() {
 }
 
 #[test]
-fn the_example_can_be_tried() {
+fn the_example_works() {
     let document = succeed(&["doctor", "--from", "example"]);
     assert!(document["system"].as_str().unwrap().starts_with("composed: "));
     assert!(!document["routes"].as_array().unwrap().is_empty());

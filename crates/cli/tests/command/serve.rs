@@ -1,4 +1,4 @@
-//! `onehop sim serve`: the socket's life, and what cannot be served.
+//! `onehop sim serve`: the socket, served devices, refusals.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -33,13 +33,13 @@ fn ctrl_c_removes_the_socket() {
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     let document = document("sim serve", &output);
     assert_eq!(document["error"]["kind"], "interrupted");
-    // The other server checked whether somebody listens.
+    // The other server connected to check whether the socket is in use.
     assert_eq!((document["clients"].as_u64(), document["breaches"].as_array().unwrap().len()), (Some(1), 0));
     assert!(!Path::new(&socket).exists());
 }
 
 #[test]
-fn once_ends_with_its_client_and_replaces_what_is_left_over() {
+fn once_ends_with_its_client_and_replaces_a_stale_socket() {
     let dir = Dir::new();
     let socket = dir.file("drive.sock");
     drop(UnixListener::bind(&socket).unwrap());
@@ -47,7 +47,7 @@ fn once_ends_with_its_client_and_replaces_what_is_left_over() {
     let child = start("sim:mem:1M", &socket, &["--once"], true);
     let until = Instant::now() + Duration::from_secs(20);
     while UnixStream::connect(&socket).is_err() {
-        assert!(Instant::now() < until, "nobody listens");
+        assert!(Instant::now() < until, "the server does not listen");
     }
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
@@ -56,9 +56,9 @@ fn once_ends_with_its_client_and_replaces_what_is_left_over() {
     assert!(!Path::new(&socket).exists());
 }
 
-/// Every kind of command drives a served drive, with doorbells by message and mapped.
+/// Commands work on a served drive, with doorbells by message and mapped.
 #[test]
-fn commands_drive_what_is_served() {
+fn commands_work_on_a_served_drive() {
     for more in [&[][..], &["--map-doorbells", "--forgive-memory-space"]] {
         let dir = Dir::new();
         let socket = dir.file("drive.sock");
@@ -91,7 +91,7 @@ fn commands_drive_what_is_served() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused() {
+fn unsupported_devices_are_refused() {
     let dir = Dir::new();
     let (socket, file) = (dir.file("drive.sock"), dir.file("file"));
     std::fs::write(&file, "no socket").unwrap();
@@ -113,15 +113,15 @@ fn what_cannot_be_served_is_refused() {
 }
 
 #[test]
-fn more_violations_than_are_recorded_are_counted() {
+fn violations_beyond_the_recorded_ones_are_counted() {
     for json in [true, false] {
         let dir = Dir::new();
         let socket = dir.file("drive.sock");
         let child = start("sim:mem:1M", &socket, &["--once"], json);
         let port = onehop_vfio_user::client::open(Path::new(&socket), &StopSignal::default()).unwrap();
-        // The version is read-only.
+        // The version register is read-only.
         (0..5000).for_each(|_| port.regs.write32(8, 0));
-        // A doorbell is not for reading.
+        // A doorbell must not be read.
         port.regs.read32(0x1000);
         drop(port);
         let output = child.wait_with_output().unwrap();
@@ -133,8 +133,8 @@ fn more_violations_than_are_recorded_are_counted() {
             assert_eq!(breaches[4096]["rule"], "doorbell-read");
         } else {
             let text = stdout(&output);
-            let says = "violations  5001, of which 4097 are recorded";
-            assert!(text.contains(says) && text.contains("\n  doorbell-read"), "{text}");
+            let count = "violations  5001, 4097 of them recorded";
+            assert!(text.contains(count) && text.contains("\n  doorbell-read"), "{text}");
         }
     }
 }

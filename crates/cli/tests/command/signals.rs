@@ -1,4 +1,4 @@
-//! Ctrl-C: an orderly end, and a quick one for those who insist.
+//! Ctrl-C: the first ends in order, the second at once.
 
 use std::fs::File;
 use std::io::Write;
@@ -20,7 +20,7 @@ fn start(args: &[&str]) -> Child {
     child
 }
 
-/// A read that takes a minute and more.
+/// A read of more than a minute.
 const SLOW: &str = "sim:mem:512M?bandwidth=4M";
 
 #[test]
@@ -30,10 +30,10 @@ fn ctrl_c_ends_in_order() {
             let read = ["--json", "read", "-d", SLOW, "--lba", "0", "--blocks", "1048576", "-g", "emu"];
             let child = start(&[&read[..], &["--route", route]].concat());
             signal(&child, name);
-            let asked = Instant::now();
+            let signalled = Instant::now();
             let output = child.wait_with_output().unwrap();
             assert_eq!(output.status.code(), Some(130), "{route}: {output:?}");
-            assert!(asked.elapsed() < Duration::from_secs(10), "{route} took {:?}", asked.elapsed());
+            assert!(signalled.elapsed() < Duration::from_secs(10), "{route} took {:?}", signalled.elapsed());
             let document = document("read", &output);
             assert_eq!(document["error"]["kind"], "interrupted");
             assert!(String::from_utf8_lossy(&output.stderr).starts_with("onehop: stopped"));
@@ -42,7 +42,7 @@ fn ctrl_c_ends_in_order() {
 }
 
 #[test]
-fn ctrl_c_is_heard_within_a_tensor() {
+fn ctrl_c_works_within_a_tensor() {
     let dir = Dir::new();
     let path = dir.file("one.safetensors");
     let bytes = 16_u64 << 30;
@@ -53,18 +53,18 @@ fn ctrl_c_is_heard_within_a_tensor() {
     file.set_len(8 + header.len() as u64 + bytes).unwrap();
     let child = start(&["load", &path, "-g", "emu", "--threads", "1", "--route", "cpu/cached"]);
     signal(&child, "-INT");
-    let asked = Instant::now();
+    let signalled = Instant::now();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{output:?}");
-    assert!(asked.elapsed() < Duration::from_secs(2), "took {:?}", asked.elapsed());
-    // No device was driven, so nothing is said of one.
+    assert!(signalled.elapsed() < Duration::from_secs(2), "took {:?}", signalled.elapsed());
+    // No device was used, so the message mentions none.
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("onehop: stopped") && !text.contains("device"), "{text}");
 }
 
 #[test]
-fn the_second_ctrl_c_does_not_wait() {
-    // A controller that takes a minute to be disabled: until then it may write to the command's memory.
+fn the_second_ctrl_c_exits_at_once() {
+    // Disabling this controller takes a minute; until then it may write to the command's memory.
     let lost = "fault=lost@n=1&fault=lost@op=delete-sq&fault=lost@op=abort&fault=stuck-rdy@on=disable";
     let drive = format!("sim:mem:1M?to=120&{lost}");
     let mut child = start(&[
@@ -82,16 +82,16 @@ fn the_second_ctrl_c_does_not_wait() {
     ]);
     signal(&child, "-INT");
     std::thread::sleep(Duration::from_millis(1500));
-    assert!(child.try_wait().unwrap().is_none(), "the first was enough");
-    let asked = Instant::now();
+    assert!(child.try_wait().unwrap().is_none(), "it ended after the first");
+    let signalled = Instant::now();
     signal(&child, "-INT");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{output:?}");
-    assert!(asked.elapsed() < Duration::from_secs(5));
+    assert!(signalled.elapsed() < Duration::from_secs(5));
 }
 
 #[test]
-fn a_stopped_copy_leaves_no_half_file() {
+fn a_stopped_copy_leaves_no_partial_file() {
     let dir = Dir::new();
     let out = dir.file("out.bin");
     let child = start(&["read", "-d", SLOW, "--lba", "0", "--blocks", "1048576", "--out", &out]);
@@ -100,9 +100,8 @@ fn a_stopped_copy_leaves_no_half_file() {
     assert!(!std::path::Path::new(&out).exists());
 }
 
-/// The time-out of a command is no reason to keep anybody waiting.
 #[test]
-fn ctrl_c_does_not_wait_for_commands_that_do_not_end() {
+fn ctrl_c_does_not_wait_for_the_command_timeout() {
     for (route, drive) in [
         ("cpu/direct", "sim:mem:16M?fault=lost@n=3"),
         ("cpu/pinned", "sim:mem:16M?fault=lost@n=3"),
@@ -113,9 +112,9 @@ fn ctrl_c_does_not_wait_for_commands_that_do_not_end() {
         let mut child = start(&[&read[..], &["--timeout", "60s", "--route", route]].concat());
         assert!(child.try_wait().unwrap().is_none(), "{route}: over before it was stopped");
         signal(&child, "-TERM");
-        let asked = Instant::now();
+        let signalled = Instant::now();
         let output = child.wait_with_output().unwrap();
-        assert!(asked.elapsed() < Duration::from_secs(5), "{route} took {:?}", asked.elapsed());
+        assert!(signalled.elapsed() < Duration::from_secs(5), "{route} took {:?}", signalled.elapsed());
         assert_eq!(output.status.code(), Some(130), "{route}: {output:?}");
         assert_eq!(document("read", &output)["error"]["kind"], "interrupted");
     }

@@ -1,14 +1,14 @@
-//! bench sweep: routes, bytes, limits, reports, comparisons, and what is refused.
+//! `onehop bench sweep`: routes, bytes, limits, reports, comparisons, refusals.
 
 use std::fs;
 
 use crate::run::{Dir, assert_page, refuse, succeed};
 
-/// As little as can be measured.
-const LITTLE: [&str; 8] = ["--block", "4K", "--repeats", "3", "--time", "1ms", "--memory", "64K"];
+/// The smallest measurement.
+const SMALL: [&str; 8] = ["--block", "4K", "--repeats", "3", "--time", "1ms", "--memory", "64K"];
 
 fn args<'a>(front: &[&'a str], back: &[&'a str]) -> Vec<&'a str> {
-    [&["bench", "sweep", "-g", "emu"], front, &LITTLE, back].concat()
+    [&["bench", "sweep", "-g", "emu"], front, &SMALL, back].concat()
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn every_route_of_a_simulated_drive_has_a_row_or_a_reason() {
                 }
                 assert!(result["limit"]["what"].is_string() && result["of_limit"].is_number(), "{row}");
                 assert!(result["cpu_ns_per_byte"].as_f64().unwrap() >= 0.0);
-                // A percentile is there exactly where ten samples lie beyond it.
+                // A percentile needs ten samples beyond it.
                 let samples = result["latency_samples"].as_u64().unwrap();
                 let times: Vec<f64> = ["p50_us", "p99_us", "p999_us"]
                     .iter()
@@ -59,7 +59,7 @@ fn every_route_of_a_simulated_drive_has_a_row_or_a_reason() {
 }
 
 #[test]
-fn files_are_read_by_linux_and_written_only_where_that_is_meant() {
+fn files_are_written_only_with_consent() {
     let dir = Dir::new();
     let (file, bytes) = dir.noise("a.bin", 300_000);
     let document = succeed(&args(&["--file", &file, "--depth", "2"], &[]));
@@ -69,7 +69,7 @@ fn files_are_read_by_linux_and_written_only_where_that_is_meant() {
     assert!(rows.iter().all(|row| row["IoType"].as_str().unwrap().ends_with("READ")));
     let cufile = rows.iter().find(|row| row["route"] == "cufile").unwrap();
     assert!(cufile["result"].is_null() && cufile["note"].as_str().unwrap().contains("cuFile"), "{cufile}");
-    assert_eq!(fs::read(&file).unwrap(), bytes, "reading has changed it");
+    assert_eq!(fs::read(&file).unwrap(), bytes, "reading changed the file");
 
     refuse(&args(&["--file", &file, "--io", "write"], &[]), 2, "--yes");
     assert_eq!(fs::read(&file).unwrap(), bytes);
@@ -81,7 +81,7 @@ fn files_are_read_by_linux_and_written_only_where_that_is_meant() {
     let pinned: Vec<_> =
         written["rows"].as_array().unwrap().iter().filter(|row| row["route"] == "cpu/pinned").collect();
     for row in &pinned {
-        // On a disk they are measured; where there is nothing but the page cache, they say so.
+        // Without O_DIRECT or io_uring, the note says so.
         let why = row["note"].as_str().unwrap_or_default();
         let excused = ["O_DIRECT", "page cache", "io_uring"].iter().any(|word| why.contains(word));
         assert!(row["result"]["verified"] == true || excused, "{row}");
@@ -90,7 +90,7 @@ fn files_are_read_by_linux_and_written_only_where_that_is_meant() {
 
     let scratch = dir.file("scratch.bin");
     succeed(&args(&["--create", &scratch, "--size", "256K", "--route", "cpu/cached"], &[]));
-    assert!(!fs::exists(&scratch).unwrap(), "it goes away again");
+    assert!(!fs::exists(&scratch).unwrap(), "the scratch file was not removed");
     refuse(&args(&["--create", &file], &[]), 1, "exists");
 }
 
@@ -148,21 +148,21 @@ fn two_runs_are_compared() {
     let found = succeed(&["bench", "sweep", "--compare", &json, &dir.file("faster.json")]);
     assert_eq!(found["changes"][0]["verdict"], "faster");
 
-    for (name, text, says) in [
+    for (name, content, text) in [
         ("none.json", "", "EOF"),
         ("other.json", "{\"a\":1}", "onehop_bench_sweep"),
         ("new.json", "{\"onehop_bench_sweep\":7}", "version 7"),
         ("nan.json", "{\"onehop_bench_sweep\":1,\"rows\":[]}", "missing field"),
     ] {
         let path = dir.file(name);
-        fs::write(&path, text).unwrap();
-        refuse(&["bench", "sweep", "--compare", &json, &path], 1, says);
+        fs::write(&path, content).unwrap();
+        refuse(&["bench", "sweep", "--compare", &json, &path], 1, text);
     }
     refuse(&["bench", "sweep", "--compare", &json, &dir.file("nowhere.json")], 1, "nowhere.json");
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn invalid_arguments_are_refused() {
     refuse(&["bench", "sweep", "--route", "gpu/tier9"], 2, "routes are");
     refuse(&["bench", "sweep", "--io", "erase"], 2, "randread");
     refuse(&["bench", "sweep", "--block", "0"], 2, "above 0");
@@ -182,7 +182,7 @@ fn nonsense_is_refused() {
 }
 
 #[test]
-fn a_full_sweep_has_more_of_everything_and_ends_in_time() {
+fn a_full_sweep_covers_more_and_ends_in_time() {
     let full = ["bench", "sweep", "-g", "emu", "-d", "sim:mem:4M", "--full", "--budget", "1s"];
     let document = succeed(&[&full[..], &["--repeats", "1", "--time", "1ms"]].concat());
     let rows = document["rows"].as_array().unwrap();

@@ -1,4 +1,4 @@
-//! `onehop target`: lets in who has the key, until it is asked to end.
+//! `onehop target`: serves clients with the key until it is stopped.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -33,10 +33,10 @@ fn a_folder_is_served_to_a_mount() {
     let mut target = command(&serve).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let line = first_line(&mut target);
     let address = line.split(" is served at ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
-    assert!(!address.ends_with(":0"), "the port that was bound is not reported: {line}");
+    assert!(!address.ends_with(":0"), "the bound port is not reported: {line}");
     let keyless = ["mount", &point, "--target", address, "--insecure-loopback-for-tests"];
     refuse(&keyless, 1, "a key is required");
-    // Without a key a target cannot be authenticated, and everybody can read what is written there.
+    // Without a key, the target cannot be authenticated and nothing is encrypted.
     refuse(&keyless[..4], 2, "--key-file");
     refuse(&["bench", "target", "--target", address], 2, "--key-file");
     let mount = ["--json", "mount", &point, "--target", address, "--key-file", &key];
@@ -46,14 +46,14 @@ fn a_folder_is_served_to_a_mount() {
     let line = first_line(&mut mount);
     if line.contains("is mounted at") {
         assert_eq!(std::fs::read_to_string(format!("{point}/a")).unwrap(), "bytes");
-        // Without --local-locks, that is an error.
+        // An error without --local-locks.
         std::fs::File::open(format!("{point}/a")).unwrap().try_lock().unwrap();
         std::fs::write(format!("{point}/b"), "more").unwrap();
         assert_eq!(std::fs::read_to_string(format!("{root}/b")).unwrap(), "more");
         let report = end(mount, "mount");
         assert_eq!((&report["remote"]["transport"], &report["failed"]), (&"tcp".into(), &0.into()));
     } else {
-        // Not eprintln: a test that passes would not show it.
+        // Not eprintln, which is captured in tests that pass.
         let _ = writeln!(std::io::stderr(), "SKIPPED: nothing can be mounted here: {}", line.trim());
         assert_eq!(mount.wait().unwrap().code(), Some(3));
     }
@@ -62,13 +62,13 @@ fn a_folder_is_served_to_a_mount() {
     assert!(report["sessions"].as_u64().unwrap() <= 1);
 }
 
-/// A target of this folder on loopback, and its address.
+/// Starts a target on loopback; returns its address, too.
 fn serve(root: &str, more: &[&str]) -> (Child, String) {
     let args =
         ["--json", "target", "--root", root, "--listen", "127.0.0.1:0", "--insecure-loopback-for-tests"];
     let args = [&args[..], more].concat();
     let mut target = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // Before that line there are warnings.
+    // Warnings precede that line.
     let lines = BufReader::new(target.stderr.as_mut().unwrap()).lines().map(Result::unwrap);
     let address = lines
         .filter_map(|line| Some(line.split_once(" is served at ")?.1.split(';').next()?.to_owned()))
@@ -100,12 +100,12 @@ fn a_target_refuses_writes_or_takes_them_with_write_through() {
 }
 
 #[test]
-fn nobody_is_let_in_by_mistake() {
+fn access_requires_the_key() {
     let dir = Dir::new();
     let (root, key) = (dir.path().to_str().unwrap(), dir.file("key"));
     let listen = ["target", "--root", root, "--listen", "0.0.0.0:0"];
     refuse(&listen, 2, "--key-file");
-    // Loopback is every user's of this machine.
+    // Every user of this machine can reach a loopback address.
     refuse(&["target", "--root", root, "--listen", "127.0.0.1:0"], 2, "--key-file");
     refuse(&[&listen[..], &["--insecure-loopback-for-tests"]].concat(), 2, "--key-file");
     std::fs::write(&key, "0123456789abcdef0123456789abcdef\n").unwrap();
@@ -124,7 +124,7 @@ fn nobody_is_let_in_by_mistake() {
     refuse(&[&target[..], &["127.0.0.1:1"]].concat(), 2, "--key-file");
     let keyless = |address| [&target[..], &[address, "--insecure-loopback-for-tests"]].concat();
     refuse(&keyless("127.0.0.1:1"), 1, "connecting to");
-    // Where one address is another machine's, and where all are.
+    // If one address or all are another machine's.
     for address in ["192.0.2.1:7464", "127.0.0.1:1,192.0.2.1:7464", "[2001:db8::1]:7464"] {
         refuse(&keyless(address), 2, "is not a loopback address");
         let bench = ["bench", "target", "--target", address, "--insecure-loopback-for-tests"];

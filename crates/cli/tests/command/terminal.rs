@@ -1,4 +1,4 @@
-//! Every command on a terminal of 80 columns: lines that fit, colours that are colours, and none where they are unwanted.
+//! Every command on a terminal of 80 columns: lines fit, and colours are shown only on suitable terminals.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,15 +16,19 @@ use crate::run::{Dir, command, command_tree, fixture, leaf_commands, skip};
 const COLUMNS: usize = 80;
 const LIMIT: Duration = Duration::from_secs(120);
 const PLAIN: &[(&str, &str)] = &[("TERM", "dumb"), ("NO_COLOR", "1")];
-const USUAL: &[(&str, &str)] = &[("TERM", "xterm-256color")];
+const COLOURED: &[(&str, &str)] = &[("TERM", "xterm-256color")];
 
-/// What a command writes to a terminal, stdout and stderr together, and its exit code.
+/// Runs a command on a terminal; returns its exit code and the combined stdout and stderr.
 fn on_terminal(args: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
-    until(None, args, environment)
+    on_terminal_until(None, args, environment)
 }
 
-/// The same of a command that serves until Ctrl-C, which it gets when it has written these words.
-fn until(words: Option<&str>, args: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
+/// Like [`on_terminal`]. If `words` are given, sends Ctrl-C once the command has written them.
+fn on_terminal_until(
+    words: Option<&str>,
+    args: &[&str],
+    environment: &[(&str, &str)],
+) -> (Option<i32>, String) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&ours).unwrap();
     unlockpt(&ours).unwrap();
@@ -39,7 +43,7 @@ fn until(words: Option<&str>, args: &[&str], environment: &[(&str, &str)]) -> (O
     }
     command.envs(environment.iter().copied());
     let mut child = command.stdout(theirs.try_clone().unwrap()).stderr(theirs).spawn().unwrap();
-    // The command holds the other ends: when they are gone, reading ends (EIO).
+    // Reading ends (EIO) once all other ends are closed, including those in `command`.
     drop(command);
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {
@@ -49,7 +53,7 @@ fn until(words: Option<&str>, args: &[&str], environment: &[(&str, &str)]) -> (O
             let _ = send.send(part[..count].to_vec());
         }
     });
-    let (mut all, mut is_told) = (Vec::new(), words.is_none());
+    let (mut all, mut is_signalled) = (Vec::new(), words.is_none());
     loop {
         match receive.recv_timeout(LIMIT) {
             Ok(part) => all.extend(part),
@@ -62,8 +66,8 @@ fn until(words: Option<&str>, args: &[&str], environment: &[(&str, &str)]) -> (O
                 );
             }
         }
-        if !is_told && words.is_some_and(|words| String::from_utf8_lossy(&all).contains(words)) {
-            is_told = true;
+        if !is_signalled && words.is_some_and(|words| String::from_utf8_lossy(&all).contains(words)) {
+            is_signalled = true;
             assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
         }
     }
@@ -71,7 +75,7 @@ fn until(words: Option<&str>, args: &[&str], environment: &[(&str, &str)]) -> (O
     (code, String::from_utf8(all).unwrap().replace("\r\n", "\n"))
 }
 
-/// Text without colours; where the cursor is moved, what follows is another line.
+/// Removes colours, and starts a new line at cursor movements.
 fn without_codes(text: &str) -> String {
     let mut out = String::new();
     let mut letters = text.chars();
@@ -89,7 +93,7 @@ fn without_codes(text: &str) -> String {
     out
 }
 
-/// Lines fit, but for single words.
+/// Checks that lines fit, except lines of a single word.
 fn assert_fits(args: &[&str], text: &str) {
     for line in without_codes(text).lines() {
         let is_word = line.trim_matches([' ', '│']).split(' ').count() == 1;
@@ -193,12 +197,12 @@ fn commands(dir: &Dir) -> Vec<(Vec<String>, i32)> {
 }
 
 #[test]
-fn every_command_is_tried() {
+fn every_command_is_tested() {
     let tried = commands(&Dir::new());
     for words in leaf_commands() {
         assert!(
             tried.iter().any(|(args, _)| args.starts_with(&words)),
-            "{words:?} is not tried on a terminal"
+            "{words:?} is not tested on a terminal"
         );
     }
 }
@@ -206,7 +210,7 @@ fn every_command_is_tried() {
 /// Commands that serve until Ctrl-C.
 #[test]
 fn output_of_servers_fits() {
-    for environment in [USUAL, PLAIN] {
+    for environment in [COLOURED, PLAIN] {
         let dir = Dir::new();
         let (root, point, socket) = (dir.file("root"), dir.file("mount point"), dir.file("drive.sock"));
         std::fs::create_dir(&root).unwrap();
@@ -218,14 +222,14 @@ fn output_of_servers_fits() {
             (&["mount", &point, "--root", &root], "Ctrl-C", 0),
         ];
         for (args, words, wanted) in servers {
-            let (code, text) = until(Some(words), args, environment);
+            let (code, text) = on_terminal_until(Some(words), args, environment);
             if args[0] == "mount" && code == Some(3) {
                 skip(&format!("nothing can be mounted here: {}", text.trim()));
                 continue;
             }
             assert_eq!(code, Some(wanted), "{args:?}: {text}");
             assert_fits(args, &text);
-            assert!(environment == USUAL || !text.contains('\x1b'), "{args:?}: {text:?}");
+            assert!(environment == COLOURED || !text.contains('\x1b'), "{args:?}: {text:?}");
         }
     }
 }
@@ -235,19 +239,19 @@ fn all_output_fits() {
     let dir = Dir::new();
     for (args, wanted) in commands(&dir) {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let (code, text) = on_terminal(&args, USUAL);
+        let (code, text) = on_terminal(&args, COLOURED);
         assert_eq!(code, Some(wanted), "{args:?}: {text}");
         assert_fits(&args, &text);
-        assert!(!text.contains("\\u{"), "{args:?}: something was escaped that is ours: {text}");
+        assert!(!text.contains("\\u{"), "{args:?}: own output was escaped: {text}");
     }
 }
 
-/// A bar with its rate, which is known after half a second.
+/// A bar with its rate, which is shown after half a second.
 #[test]
 fn progress_fits() {
-    // However fast the machine is.
+    // The fault makes it last that long on every machine.
     let args = ["demo", "-g", "emu", "--size", "256M", "--fault", "late@op=read,n=200,delay=900ms"];
-    let (code, text) = on_terminal(&args, USUAL);
+    let (code, text) = on_terminal(&args, COLOURED);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("loading [") && text.contains("/s, "), "{text:?}");
     assert_fits(&args, &text);
@@ -266,9 +270,9 @@ fn plain_terminals_get_plain_text() {
 }
 
 #[test]
-fn colours_are_shown_where_they_are_wanted() {
+fn colours_are_shown_on_suitable_terminals() {
     let args = ["doctor", "--from", "example"];
-    let text = on_terminal(&args, USUAL).1;
+    let text = on_terminal(&args, COLOURED).1;
     assert!(text.contains("\x1b[1mEnvironment\x1b[0m") && text.contains("\x1b[33mwarn"), "{text:?}");
     for plain in [&[("TERM", "xterm-256color"), ("NO_COLOR", "1")][..], &[("TERM", "dumb")], &[("TERM", "")]]
     {

@@ -1,4 +1,4 @@
-//! Bytes to a drive and back, by every route.
+//! Reads and writes of drives by every route.
 
 use serde_json::{Value, json};
 
@@ -44,7 +44,7 @@ fn check(document: &Value, bytes: u64, data: &[u8]) {
 }
 
 #[test]
-fn every_route_carries_every_byte() {
+fn every_route_writes_and_reads_every_byte() {
     let dir = Dir::new();
     let (input, data) = dir.noise("in.bin", 3_000_000);
     let mut padded = data.clone();
@@ -70,7 +70,7 @@ fn every_route_carries_every_byte() {
         assert_eq!(read["placement"], json!({ "sq": sq, "cq": cq, "data": place }));
         assert_eq!((&read["verified"], &read["why_not_better"]), (&json!(true), &json!([])));
         assert!(std::fs::read(&out).unwrap() == padded, "{route}");
-        // The image holds them where they belong, and nothing else was touched.
+        // The image has the bytes in the right place, and nothing else was changed.
         let image = std::fs::read(dir.file(&format!("disk{i}.img"))).unwrap();
         assert!(image[3 * 4096..736 * 4096] == padded, "{route}");
         assert!(image[..3 * 4096].iter().chain(&image[736 * 4096..]).all(|b| *b == 0), "{route}");
@@ -99,10 +99,10 @@ fn threads_queues_and_depths() {
 }
 
 #[test]
-fn auto_takes_the_best_and_says_what_it_missed() {
+fn auto_selects_the_best_route_and_reports_the_others() {
     let best = succeed(&["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "8"]);
     assert_eq!((&best["route"], &best["why_not_better"]), (&json!("gpu/tier3"), &json!([])));
-    // Metadata apart from the blocks is not for GPU threads.
+    // GPU routes do not support separate metadata.
     let apart = ["read", "-d", "sim:mem:1M?ms=8", "--lba", "0", "--blocks", "8", "--verify"];
     let missed = succeed(&apart);
     assert_eq!(missed["route"], "cpu/direct");
@@ -113,10 +113,10 @@ fn auto_takes_the_best_and_says_what_it_missed() {
         assert!(no["reason"].as_str().unwrap().contains("metadata"), "{no}");
         assert!(!no["fix"].as_str().unwrap().is_empty());
     }
-    // A route by name is that route or none.
+    // A named route is used, or the command fails.
     refuse(&[&apart[..], &["--route", "gpu/tier2"]].concat(), 3, "metadata");
     refuse(&[&apart[..], &["--mode", "owner"]].concat(), 3, "no route works");
-    // Without a buffer in the drive, the entries of gpu/posted lie in host memory, and the report says why.
+    // Without a CMB, the submission queue of gpu/posted is in host memory, and the report says why.
     let posted =
         succeed(&["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "8", "--route", "gpu/posted"]);
     assert_eq!(posted["placement"], json!({ "sq": "host", "cq": "vram", "data": "vram" }));
@@ -124,7 +124,7 @@ fn auto_takes_the_best_and_says_what_it_missed() {
 }
 
 #[test]
-fn drives_of_every_kind() {
+fn drives_with_unusual_properties() {
     for options in [
         "queues=1",
         "mqes=3&dstrd=2",
@@ -146,7 +146,7 @@ fn drives_of_every_kind() {
 }
 
 #[test]
-fn faults_are_survived_or_reported() {
+fn faults_are_recovered_or_reported() {
     let read = |fault: &str, route: &str| {
         let drive = format!("sim:mem:4M?fault={fault}");
         let args =
@@ -159,7 +159,7 @@ fn faults_are_survived_or_reported() {
         for fault in ["fail-once@op=read,n=3", "lost@op=read,n=5", "late@op=read,n=4,delay=20ms"] {
             let (code, report, took) = read(fault, route);
             assert_eq!((code, &report["verified"]), (0, &json!(true)), "{fault} {route}: {report:#}");
-            // After a lost command, the transfer is done again.
+            // After a lost command, the transfer is repeated.
             let counts = (report["retries"].as_u64().unwrap(), report["repeats"].as_u64().unwrap());
             let expected = (1, u64::from(fault.starts_with("lost")));
             assert!(counts == expected || fault.starts_with("late"), "{fault} {route}: {report:#}");
@@ -197,7 +197,7 @@ fn a_recovery_of_the_flush_is_reported() {
 }
 
 #[test]
-fn the_text_says_the_same() {
+fn the_text_reports_the_transfer() {
     let output = onehop(&["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "8"]);
     let text = stdout(&output);
     assert_eq!(code(&output), 0);
@@ -206,7 +206,7 @@ fn the_text_says_the_same() {
     }
 }
 
-/// Four tries are three retries on every route.
+/// Every route reports three retries after four attempts.
 #[test]
 fn every_route_counts_retries_alike() {
     let drive = "sim:mem:64M?cmb=1M&fault=lost@lba=2-2";

@@ -1,4 +1,4 @@
-//! `onehop bench sweep --compare`: two earlier runs side by side.
+//! `onehop bench sweep --compare`: compares two earlier runs.
 
 use std::path::Path;
 
@@ -59,7 +59,7 @@ pub(super) fn side_by_side(before: &Path, after: &Path, folder: Option<&Path>) -
 fn comparison_page(found: &Comparison, before: &Path, after: &Path) -> Page {
     let columns = vec![
         Column::new("verdict", "whether the difference is larger than the noise of both runs"),
-        Column::new("route", "the route that the bytes took"),
+        Column::new("route", "the route of the transfer"),
         Column::new("IoType", "the operation, as gdsio names it"),
         Column::new("IOSize", "bytes of a block"),
         Column::minor("depth", "blocks in flight for each thread"),
@@ -67,7 +67,7 @@ fn comparison_page(found: &Comparison, before: &Path, after: &Path) -> Page {
         Column::new("before", "GB/s of the first run"),
         Column::new("after", "GB/s of the second run"),
         Column::new("change", "of the first run"),
-        Column::minor("noise", "how large a change has to be to count"),
+        Column::minor("noise", "the change that is needed to be significant"),
     ];
     let percent = |share: Option<f64>| match share {
         Some(share) => Cell::number(share, format!("{:+.1} %", share * 100.0)),
@@ -95,9 +95,7 @@ fn comparison_page(found: &Comparison, before: &Path, after: &Path) -> Page {
     let table = SortableTable { columns, rows: found.changes.iter().map(row).collect() };
     Page {
         title: "Two sweeps side by side".into(),
-        lead:
-            "A difference counts if it is larger than 2 %, and larger than half the sum of both runs' spreads."
-                .into(),
+        lead: "A difference is significant if it exceeds 2 % and half the sum of both runs' spreads.".into(),
         facts: vec![
             ("Before".into(), before.display().to_string()),
             ("After".into(), after.display().to_string()),

@@ -1,4 +1,4 @@
-//! `onehop bench gather`: GPU threads gather rows of a table on a drive through a cache, beside the drive's own rate.
+//! `onehop bench gather`: GPU threads gather rows of a table on a drive through a cache, compared with plain reads.
 
 mod ids;
 mod measure;
@@ -26,8 +26,8 @@ use crate::units;
 #[command(
     after_help = "Examples:\n  onehop bench gather\n  onehop bench gather -g 0 --size 64M --batch 1536,1M --pattern zipf --zipf 1.1\n  \
                   onehop bench gather -d 0000:0b:00.0 --size 4G --row 264 --cache 512M --ids tokens.u64 --json\n\nWithout -d, the \
-                  drive is a simulated one in memory, which is filled first. No other drive is written: the table is what its first \
-                  --size bytes hold. They are also read by the CPU, into host memory, and every gathered row is compared with that."
+                  drive is a simulated one in memory, which is filled first. No other drive is written: the table is its first --size \
+                  bytes. The CPU reads them into host memory, too, and every gathered row is compared with that copy."
 )]
 pub(crate) struct Args {
     /// The drive: 0000:0b:00.0 (a PCI address), sim:mem:64M, sim:IMAGE, qtest:SOCKET,MEMORY-FILE, vfio-user:SOCKET
@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// The drive's namespace
     #[arg(long, value_name = "N", default_value_t = 1)]
     nsid: u32,
-    /// Bytes of the table, from the drive's start on [default: 256M; sim:mem: all]
+    /// Size of the table at the start of the drive [default: 256M; sim:mem: all]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     size: Option<u64>,
     #[command(flatten)]
@@ -47,28 +47,29 @@ pub(crate) struct Args {
     /// Bytes of a row, a multiple of 4 up to 1M
     #[arg(long, value_name = "SIZE", default_value = "256", value_parser = units::parse_size)]
     row: u64,
-    /// Bytes from one row to the next, a multiple of 4 [default: those of a row]
+    /// Bytes from one row to the next, a multiple of 4 [default: the size of a row]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     stride: Option<u64>,
-    /// Bytes of a page of the cache, 512 to 64K: what one command reads
+    /// Size of a cache page, which one command reads, 512 to 64K
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = units::parse_size)]
     page: u64,
-    /// Bytes of the cache, one row of results each [default: twice the table, and an eighth of it]
+    /// Size of the cache, one row of results each [default: twice the table, and an eighth of it]
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = units::parse_size)]
     cache: Vec<u64>,
-    /// Rows of a gather, one row of results each
+    /// Rows per gather, one row of results each
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "48,1536", value_parser = units::within::<u32>(1..=1 << 24))]
     batch: Vec<u32>,
-    /// Gathers that are measured, after one that finds the cache empty [default: 100; of simulated GPUs 20]
+    /// Measured gathers, after one with an empty cache [default: 100; on simulated GPUs 20]
     #[arg(long, value_name = "N", value_parser = units::within::<u32>(1..=10_000_000))]
     batches: Option<u32>,
     /// How rows are chosen
     #[arg(long, value_delimiter = ',', default_value = "uniform,zipf", conflicts_with = "ids")]
     pattern: Vec<RowPattern>,
-    /// Zipf: the row of rank r is about r^-S as frequent as the first, above 0 and up to 4
+    /// Zipf: the row of rank r is r^-S as frequent as the first; above 0, up to 4
     #[arg(long, value_name = "S", default_value = "1", value_parser = parse_exponent, conflicts_with = "ids")]
     zipf: f64,
-    /// A recorded stream of row numbers: 64 bits each, little-endian, or text, one per line; read again when it ends
+    /// A recorded stream of row numbers: 64-bit little-endian integers, or text with one per line; repeated when it
+    /// ends
     #[arg(long, value_name = "FILE")]
     ids: Option<PathBuf>,
     /// Commands in flight, 1 to 1023
@@ -79,7 +80,7 @@ pub(crate) struct Args {
 /// How rows are chosen.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum RowPattern {
-    /// All alike
+    /// All equally often
     Uniform,
     /// By Zipf's law
     Zipf,
@@ -94,12 +95,12 @@ fn parse_exponent(text: &str) -> std::result::Result<f64, String> {
     exponent.ok_or_else(|| "expected a number above 0, up to 4, such as 1 or 0.8".into())
 }
 
-/// Bytes of the table on drives that are not filled.
-const STANDARD: u64 = 256 << 20;
-/// Queues of plain reads, of which the best number counts.
+/// Default table size on drives that are not filled.
+const DEFAULT_TABLE: u64 = 256 << 20;
+/// Numbers of queues for plain reads; the best result is used.
 const PLAIN_QUEUES: [u32; 2] = [1, 4];
 
-/// All that was measured.
+/// The JSON document.
 #[derive(Serialize)]
 struct GatherDocument {
     machine: Machine,
@@ -114,9 +115,9 @@ struct GatherDocument {
     stride: u32,
     page_bytes: u32,
     depth: u32,
-    /// Ids of the recorded stream.
+    /// Number of ids in the recorded stream.
     recorded_ids: Option<usize>,
-    /// Pages per second, by kernels that do nothing else.
+    /// Pages per second read by kernels that only read.
     plain_reads_per_s: f64,
     plain_gbps: f64,
     rows: Vec<GatherRow>,
@@ -125,22 +126,20 @@ struct GatherDocument {
     verified_by: &'static str,
 }
 
-/// Runs the command.
 pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
-    // After Ctrl-C, any error is due to it.
+    // After Ctrl-C, any error is a consequence of it.
     measure_all(args, context).map_err(|error| context.stop.check().err().unwrap_or(error))
 }
 
 fn measure_all(args: &Args, context: &CommandContext) -> Result<Report> {
     let (row, stride) = (args.row, args.stride.unwrap_or(args.row));
     if row == 0 || row > 1 << 20 || !(row | stride).is_multiple_of(4) || !(row..1 << 32).contains(&stride) {
-        let why =
-            "--row and --stride are multiples of 4; a row has up to 1M, and a stride no less than a row";
+        let why = "--row and --stride must be multiples of 4; a row has up to 1M bytes, and a stride is no less than a row";
         return Err(CliError::Usage(why.into()));
     }
     let page = u32::try_from(args.page).map_err(|_| CliError::Usage("--page: up to 64K".into()))?;
     let gpu = gpus::choose(&args.gpu)?;
-    let (target, is_ours) = drive(args, &gpu, context)?;
+    let (target, is_memory_drive) = drive(args, &gpu, context)?;
     let plan = TablePlan {
         nsid: args.nsid,
         row_bytes: row as u32,
@@ -173,8 +172,8 @@ fn measure_all(args: &Args, context: &CommandContext) -> Result<Report> {
         rows,
         verified: true,
         verified_rows,
-        verified_by: if is_ours {
-            "a read by the CPU of what this command had written"
+        verified_by: if is_memory_drive {
+            "a read by the CPU of the bytes that this command had written"
         } else {
             "a read of the drive by the CPU"
         },
@@ -183,25 +182,25 @@ fn measure_all(args: &Args, context: &CommandContext) -> Result<Report> {
     Report::new(document, text)
 }
 
-/// Brings the drive up. Only a simulated one in memory, which begins empty, is written: it is filled.
+/// Initializes the drive. Only a simulated drive in memory, which starts empty, is filled.
 fn drive(args: &Args, gpu: &Chosen, context: &CommandContext) -> Result<(DriveTarget, bool)> {
-    let is_ours = sweep::is_ours(&args.drive);
+    let is_memory_drive = sweep::is_memory_drive(&args.drive);
     let plan = DrivePlan {
-        writable: is_ours,
-        bytes: args.size.or((!is_ours).then_some(STANDARD)),
+        writable: is_memory_drive,
+        bytes: args.size.or((!is_memory_drive).then_some(DEFAULT_TABLE)),
         threads: PLAIN_QUEUES[1],
         depth: args.depth,
         stop: context.stop.signal(),
     };
     let found = drives::find(&args.drive, &context.stop)?;
     let target = DriveTarget::open(found.backend, args.nsid, gpu.gpu.clone(), &plan)?;
-    if is_ours {
+    if is_memory_drive {
         target.fill()?;
     }
-    Ok((target, is_ours))
+    Ok((target, is_memory_drive))
 }
 
-/// Page reads per second at random places, by kernels that do nothing else, on the route of the table.
+/// Random page reads per second by kernels that only read, on the route of the table.
 fn plain_reads(
     args: &Args,
     target: &DriveTarget,
@@ -231,7 +230,7 @@ fn plain_reads(
     Err(CliError::not_possible(format!("plain reads by {route}"), why_not, "Try another --route or --page"))
 }
 
-/// Measures all streams, caches and batches. Returns how many ids were recorded, too.
+/// Measures all streams, caches and batch sizes. Also returns the number of recorded ids.
 fn rows(
     args: &Args,
     table: &GatherTable<'_>,
@@ -252,8 +251,8 @@ fn rows(
         RowSource::Recorded(ids) => Some(ids.len()),
         _ => None,
     });
-    let standard = [table.bytes() * 2, (table.bytes() / 8).max(args.page)];
-    let caches = if args.cache.is_empty() { &standard[..] } else { &args.cache };
+    let defaults = [table.bytes() * 2, (table.bytes() / 8).max(args.page)];
+    let caches = if args.cache.is_empty() { &defaults[..] } else { &args.cache };
     let batches = args.batches.unwrap_or(if table.gpu.gpu.simulated() { 20 } else { 100 });
     let gathers = u64::from(batches) + 1;
     let bar = TransientBar::of_steps(
@@ -278,51 +277,47 @@ fn rows(
 
 fn text(document: &GatherDocument, gpu: &Chosen) -> ReportText {
     let mut text = ReportText::default();
-    let all = document;
+    let d = document;
     text.row(
         "table",
         format!(
             "{} rows of {} bytes every {}, in the first {} of {}",
-            all.table_rows,
-            all.row_bytes,
-            all.stride,
-            units::bytes(all.table_bytes),
-            all.drive
+            d.table_rows,
+            d.row_bytes,
+            d.stride,
+            units::bytes(d.table_bytes),
+            d.drive
         ),
     );
-    text.row("gpu", format!("{}: {}", all.gpu, gpu.why));
-    text.row("route", all.route);
-    for no in &all.why_not_better {
+    text.row("gpu", format!("{}: {}", d.gpu, gpu.why));
+    text.row("route", d.route);
+    for no in &d.why_not_better {
         text.row("", format!("not {}: {}", no.route, no.why(". ")));
     }
-    if !all.simulated.is_empty() {
-        let parts = all.simulated.join(", ");
+    if !d.simulated.is_empty() {
+        let parts = d.simulated.join(", ");
         text.row("simulated", format!("{parts}: these numbers say nothing about hardware"));
     }
-    if let Some(count) = all.recorded_ids {
+    if let Some(count) = d.recorded_ids {
         text.row("ids", units::count(count as u64, "recorded id"));
     }
     text.row(
         "reference",
         format!(
             "the drive alone, by plain reads of pages of {}: {:.0} reads/s, {:.3} GB/s",
-            units::bytes(all.page_bytes.into()),
-            all.plain_reads_per_s,
-            all.plain_gbps
+            units::bytes(d.page_bytes.into()),
+            d.plain_reads_per_s,
+            d.plain_gbps
         ),
     );
     text.line("");
-    measure::table(&all.rows, &mut text);
+    measure::table(&d.rows, &mut text);
     text.row("empty cache", "the first gather; reads: pages read, one command each");
-    text.row("of drive", "reads per second, beside those of the drive alone");
-    text.row("a page", "commands for each page that was needed, over all gathers");
+    text.row("of drive", "reads per second, relative to the drive alone");
+    text.row("a page", "commands per needed page, over all gathers");
     text.row(
         "verified",
-        format!(
-            "{}, every row of every gather, by {}",
-            units::count(all.verified_rows, "row"),
-            all.verified_by
-        ),
+        format!("{}, every row of every gather, by {}", units::count(d.verified_rows, "row"), d.verified_by),
     );
     text
 }

@@ -1,5 +1,5 @@
-//! What rows are compared with: limits (the links on the path, where the system or the user names them) and references
-//! (the copy engine, memory).
+//! What rows are compared with: limits (known links on the path) and references (measured rates of the copy engine and
+//! of memory).
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -13,39 +13,39 @@ use onehop_pci::{Address, Link, Root, Speed, Tree};
 use crate::error::{CliError, Result};
 use crate::gpus::Chosen;
 
-/// Memory that rates are measured with.
-const MEASURED: usize = 16 << 20;
-/// Copies by each thread in one try.
+/// Bytes of memory used to measure rates.
+const BUFFER_BYTES: usize = 16 << 20;
+/// Copies per thread in one measurement.
 const COPIES: usize = 4;
-/// Tries of a reference, of which the best counts.
+/// Measurements of a reference; the best one is used.
 pub(super) const TRIES: usize = 5;
 
 /// The limits of a drive or file and a GPU.
 #[derive(Default)]
 pub(super) struct BenchLimits {
-    /// As given on the command line.
-    said: Option<RateLimit>,
+    /// From the command line.
+    given: Option<RateLimit>,
     drive: Option<RateLimit>,
     gpu: Option<RateLimit>,
     copy: Option<RateLimit>,
-    /// For simulated parts, which move bytes by copying them in memory.
+    /// For simulated parts, which copy bytes in memory.
     memory: Option<RateLimit>,
 }
 
 impl BenchLimits {
-    /// Reads the rates of the links, and measures the rest.
-    pub(super) fn find(drive: Option<(&str, bool)>, gpu: &Chosen, said: Option<f64>) -> Result<Self> {
+    /// Reads the rates of the links, and measures the references.
+    pub(super) fn find(drive: Option<(&str, bool)>, gpu: &Chosen, given: Option<f64>) -> Result<Self> {
         let root = Root::here();
-        // The ports and emulated devices of a virtual machine need not show the real links, so they bound nothing.
-        let real = Virtual::read(&root).is_real();
-        let tree = real.then(|| Tree::scan(&root).ok()).flatten();
+        // The PCI tree of a virtual machine may not show the real links, so it gives no limits.
+        let is_real = Virtual::read(&root).is_real();
+        let tree = is_real.then(|| Tree::scan(&root).ok()).flatten();
         let hard = |what: String, gbps: f64| RateLimit { what, gbps, hard: true };
         let simulated = gpu.gpu.simulated() || drive.is_some_and(|(_, simulated)| simulated);
         let copy = if gpu.gpu.simulated() { None } else { Some(copy_rate(gpu)?) };
         let address = |name: &str| name.split('?').next().and_then(|name| name.parse::<Address>().ok());
         let of_drive = drive.and_then(|(name, _)| link(tree.as_ref()?, address(name)?, false));
         Ok(Self {
-            said: said.map(|gbps| hard("the link, as given by --link".into(), gbps)),
+            given: given.map(|gbps| hard("the link, as given by --link".into(), gbps)),
             drive: of_drive.map(|(words, gbps)| hard(format!("the drive's link, {words}"), gbps)),
             gpu: gpu_link(gpu, tree.as_ref())
                 .map(|(words, gbps)| hard(format!("the GPU's link, {words}"), gbps)),
@@ -54,38 +54,39 @@ impl BenchLimits {
         })
     }
 
-    /// All of them.
+    /// All limits and references.
     pub(super) fn all(&self) -> Vec<RateLimit> {
-        [&self.said, &self.drive, &self.gpu, &self.copy, &self.memory]
+        [&self.given, &self.drive, &self.gpu, &self.copy, &self.memory]
             .into_iter()
             .flatten()
             .cloned()
             .collect()
     }
 
-    /// The lowest that applies to a route.
+    /// The lowest one that applies to a route.
     pub(super) fn of(&self, route: &str, io: IoType) -> Option<RateLimit> {
         let copied = matches!(route, "cpu/pinned" | "cpu/memcpy" | "cpu/cached") && !io.writes();
-        let holds = [
-            (&self.said, true),
+        let applies = [
+            (&self.given, true),
             (&self.drive, route != "cpu/cached"),
             (&self.gpu, route != "gpu/tier1"),
             (&self.copy, copied),
             (&self.memory, true),
         ];
-        let of = holds.into_iter().filter(|(_, holds)| *holds).filter_map(|(limit, _)| limit.as_ref());
-        of.min_by(|a, b| a.gbps.total_cmp(&b.gbps)).cloned()
+        let limits =
+            applies.into_iter().filter(|(_, applies)| *applies).filter_map(|(limit, _)| limit.as_ref());
+        limits.min_by(|a, b| a.gbps.total_cmp(&b.gbps)).cloned()
     }
 }
 
-/// What the GPU's copy engine does by itself.
+/// The rate of the GPU's copy engine.
 fn copy_rate(gpu: &Chosen) -> Result<RateLimit> {
-    let ring = gpu.gpu.alloc(Place::PinnedHost, MEASURED)?;
+    let ring = gpu.gpu.alloc(Place::PinnedHost, BUFFER_BYTES)?;
     let gbps = onehop_gpu::copy_rate(&*gpu.gpu, &ring)? / 1e9;
     Ok(RateLimit { what: "the copy engine (measured)".into(), gbps, hard: false })
 }
 
-/// How fast all CPUs together copy in memory, the best of some tries.
+/// The rate at which all CPUs together copy memory, the best of several measurements.
 pub(super) fn memory_rate() -> Result<RateLimit> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let gbps = best_of(TRIES, || copy_at_once(threads))?;
@@ -93,43 +94,43 @@ pub(super) fn memory_rate() -> Result<RateLimit> {
     Ok(RateLimit { what, gbps, hard: false })
 }
 
-/// The highest of several measurements: a reference that is low by chance would flatter what is compared with it.
+/// The highest of several measurements: a reference that is low by chance would make rows look better than they are.
 pub(super) fn best_of(tries: usize, mut one: impl FnMut() -> Result<f64>) -> Result<f64> {
     (0..tries).try_fold(0.0, |best: f64, _| Ok(best.max(one()?)))
 }
 
-/// GB/s of this many threads that copy at the same time, each into memory of its own.
+/// GB/s of threads that copy at the same time, each into its own memory.
 fn copy_at_once(threads: usize) -> Result<f64> {
     let together = Barrier::new(threads);
     let one = || -> Result<(Instant, Instant)> {
-        let memory = onehop_os::HostMem::touched(MEASURED);
-        let data = vec![7; MEASURED];
-        // Even if the allocation failed: the others wait for this thread.
+        let memory = onehop_os::HostMem::touched(BUFFER_BYTES);
+        let data = vec![7; BUFFER_BYTES];
+        // Also if the allocation failed, because the other threads wait for this one.
         together.wait();
-        let (memory, begun) = (memory?, Instant::now());
+        let (memory, start) = (memory?, Instant::now());
         (0..COPIES).try_for_each(|_| memory.write(0, &data))?;
-        Ok((begun, Instant::now()))
+        Ok((start, Instant::now()))
     };
     let spans: Result<Vec<_>> = std::thread::scope(|scope| {
         let all: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
         let panicked = |_| CliError::Failed("a thread that copies memory panicked".into());
         all.into_iter().map(|thread| thread.join().map_err(panicked)?).collect()
     });
-    Ok(rate_of(MEASURED * COPIES, &spans?))
+    Ok(rate_of(BUFFER_BYTES * COPIES, &spans?))
 }
 
-/// GB/s of threads that moved `bytes` each: all bytes, from the first start to the last end.
+/// Combined GB/s of threads that moved `bytes` each, from the first start to the last end.
 pub(super) fn rate_of(bytes: usize, spans: &[(Instant, Instant)]) -> f64 {
-    let first = spans.iter().map(|(begun, _)| *begun).min();
-    let last = spans.iter().map(|(_, ended)| *ended).max();
+    let first = spans.iter().map(|(start, _)| *start).min();
+    let last = spans.iter().map(|(_, end)| *end).max();
     let took = first.zip(last).map_or(0.0, |(first, last)| last.duration_since(first).as_secs_f64());
     (bytes * spans.len()) as f64 / 1e9 / took.max(1e-9)
 }
 
-/// The narrowest link above a device; a GPU's at its best, as it slows down when it has nothing to do.
+/// The narrowest link above a device. `at_best` uses maximum speeds, because an idle GPU lowers its link speed.
 fn link(tree: &Tree, address: Address, at_best: bool) -> Option<(String, f64)> {
     let device = tree.get(address)?;
-    // A cable's ports report Gen1 x4 at any rate, so they bound nothing.
+    // Ports behind a cable report Gen1 x4 at any speed, so they are no limit.
     if device.behind_cable {
         return None;
     }
@@ -142,7 +143,7 @@ fn link(tree: &Tree, address: Address, at_best: bool) -> Option<(String, f64)> {
     known.min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-/// By NVML, which knows what both GPU and slot support; else by the bus.
+/// The GPU's link according to NVML, which knows what GPU and slot support; otherwise according to the PCI tree.
 fn gpu_link(gpu: &Chosen, tree: Option<&Tree>) -> Option<(String, f64)> {
     let (_, pci) = gpu.gpu.name().rsplit_once(" at ")?;
     let by_nvml = || {
@@ -161,16 +162,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reference_is_the_best_of_its_tries() {
+    fn a_reference_is_the_best_measurement() {
         let mut rates = [1.0, 3.0, 2.0].into_iter();
         assert_eq!(best_of(3, || Ok(rates.next().unwrap_or(9.0))).ok(), Some(3.0));
         assert!(best_of(2, || Err(CliError::Failed("no".into()))).is_err());
     }
 
     #[test]
-    fn threads_that_take_turns_are_not_added_up() {
-        let (begun, second) = (Instant::now(), Duration::from_secs(1));
-        let [first, then] = [(begun, begun + second), (begun + second, begun + second * 2)];
+    fn rates_of_sequential_threads_are_not_added() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let [first, then] = [(start, start + second), (start + second, start + second * 2)];
         assert_eq!(rate_of(1_000_000_000, &[first, then]), 1.0);
         assert_eq!(rate_of(1_000_000_000, &[first, first]), 2.0);
         let measured = memory_rate().ok().filter(|limit| limit.gbps > 0.0 && limit.kind() == "reference");

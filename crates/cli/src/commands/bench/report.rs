@@ -1,4 +1,4 @@
-//! Reports: a page with the raw results beside it, and results of earlier runs.
+//! Reports: an HTML page and the raw results. Also reads results of earlier runs.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,33 +12,33 @@ use crate::error::{CliError, Result};
 use crate::outputs;
 use crate::report::{ReportText, Versioned};
 
-/// The folders that were created for a report. Those that are empty at the end are removed.
+/// The folders created for a report. Those still empty are removed on drop.
 #[must_use]
 pub(crate) struct ReportFolders(Vec<PathBuf>);
 
 impl Drop for ReportFolders {
     fn drop(&mut self) {
-        // The innermost first. One that is not empty stays, and so do those around it.
+        // The innermost first. Removing a folder that is not empty fails, which is intended.
         for folder in &self.0 {
             let _ = std::fs::remove_dir(folder);
         }
     }
 }
 
-/// Creates the folder of a report before anything is measured, so that a folder that cannot be written fails at once.
+/// Creates the folder of a report, and checks that it can be written, before anything is measured.
 pub(crate) fn folder(folder: Option<&Path>) -> Result<ReportFolders> {
     let Some(folder) = folder else { return Ok(ReportFolders(Vec::new())) };
     let is_missing = |at: &&Path| !at.as_os_str().is_empty() && !at.exists();
-    let made = ReportFolders(folder.ancestors().take_while(is_missing).map(Path::to_owned).collect());
+    let created = ReportFolders(folder.ancestors().take_while(is_missing).map(Path::to_owned).collect());
     std::fs::create_dir_all(folder).map_err(|e| CliError::file("creating", folder, e))?;
     let probe = folder.join(".onehop-report");
     let written = std::fs::write(&probe, b"");
     let _ = std::fs::remove_file(&probe);
     written.map_err(|e| CliError::file("writing", folder, e))?;
-    Ok(made)
+    Ok(created)
 }
 
-/// This machine, now.
+/// Describes this machine.
 pub(crate) fn machine() -> Machine {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let info = read("/proc/cpuinfo");
@@ -72,7 +72,7 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Reads the results of an earlier sweep, and no more of the file than results may take.
+/// Reads the results of an earlier sweep, up to their maximum size.
 pub(super) fn read(path: &Path) -> Result<Results> {
     let failed = |why: ResultsError| onehop_bench::Error::Results { path: path.display().to_string(), why };
     let file = File::open(path).map_err(|e| CliError::file("opening", path, e))?;

@@ -1,4 +1,5 @@
-//! `onehop bench sweep`: every route of blocks between a drive or file and GPU memory, each beside its limit or reference.
+//! `onehop bench sweep`: measures every route between a drive or file and GPU memory, and compares it with a limit or
+//! reference.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,7 +21,8 @@ use crate::progress::TransientBar;
 use crate::report::{Report, ReportText};
 use crate::units;
 
-/// Measure every route between a drive or a file and GPU memory, over sizes, depths and threads, each beside a limit or reference
+/// Measure every route between a drive or a file and GPU memory, over sizes, depths and threads, with a limit or
+/// reference
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop bench sweep\n  onehop bench sweep --report here --full\n  onehop bench sweep --file \
@@ -38,13 +40,13 @@ pub(crate) struct Args {
     /// The drive's namespace
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["file", "create"])]
     nsid: u32,
-    /// A file of this machine, on a file system that Linux has mounted
+    /// A local file, on a file system that Linux has mounted
     #[arg(long, value_name = "FILE", conflicts_with = "create")]
     file: Option<PathBuf>,
     /// Create this file of --size bytes, and remove it afterwards
     #[arg(long, value_name = "FILE")]
     create: Option<PathBuf>,
-    /// Bytes of the drive or file that are used, from its start on [default: all; with --create: 256M]
+    /// Bytes used at the start of the drive or file [default: all; with --create: 256M]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     size: Option<u64>,
     #[command(flatten)]
@@ -53,41 +55,42 @@ pub(crate) struct Args {
     /// also write; with --full randwrite too]
     #[arg(long, value_name = "IO", value_delimiter = ',', value_parser = parse_io)]
     io: Vec<IoType>,
-    /// Bytes of a block, one row each [default: 4K,64K,512K; --full: 512 to 16M]
+    /// Block sizes, one row each [default: 4K,64K,512K; --full: 512 to 16M]
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = units::parse_size)]
     block: Vec<u64>,
     /// Blocks in flight for each thread, 1 to 4096 [default: 1,8; --full: 1,8,32,128]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = units::within::<u32>(1..=4096))]
     depth: Vec<u32>,
-    /// Threads, or queues that a warp owns each, 1 to 64 [default: 1; --full: 1,4]
+    /// Threads, or queues each owned by a warp, 1 to 64 [default: 1; --full: 1,4]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = units::within::<u32>(1..=64))]
     threads: Vec<u32>,
-    /// Only these routes: gpu/tier3, gpu/posted, gpu/tier2, gpu/tier1, cpu/direct, cpu/pinned, cpu/memcpy, cpu/cached, cufile
+    /// Only these routes: gpu/tier3, gpu/posted, gpu/tier2, gpu/tier1, cpu/direct, cpu/pinned, cpu/memcpy, cpu/cached,
+    /// cufile
     #[arg(long, value_name = "ROUTE", value_delimiter = ',')]
     route: Vec<String>,
     /// More sizes, depths and threads: takes minutes
     #[arg(long)]
     full: bool,
-    /// How often each row is measured, 1 to 1000
+    /// Repeats per row, 1 to 1000
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = units::within::<u32>(1..=1000))]
     repeats: u32,
-    /// About how long each time [default: 15ms; --full: 100ms]
+    /// Approximate duration of a repeat [default: 15ms; --full: 100ms]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     time: Option<Duration>,
-    /// About how long the whole sweep may take; rows that were not reached say so [default: 60s; --full: 1800s]
+    /// Approximate time limit of the sweep; rows not reached are marked [default: 60s; --full: 1800s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     budget: Option<Duration>,
-    /// Bytes of a pass at most, all of them in GPU memory [default: 256M; of simulated parts 2M,
-    /// with --full 64M]
+    /// Maximum bytes of a pass, all in GPU memory [default: 256M; for simulated parts 2M, with --full 64M]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     memory: Option<u64>,
-    /// Rate of the link between drive and GPU, in 10^9 bytes a second, if the system does not report it; rows above it fail
+    /// Rate of the link between drive and GPU, in 10^9 bytes per second, if the system does not report it; rows above
+    /// it fail
     #[arg(long, value_name = "GB/S", value_parser = parse_rate)]
     link: Option<f64>,
-    /// The drive's own serial number: for writing to a drive
+    /// The drive's serial number, required to write to a drive
     #[arg(long, value_name = "S", requires = "drive")]
     serial: Option<String>,
-    /// Yes, overwrite the drive's, or the file's, first bytes
+    /// Yes, overwrite the first bytes of the drive or file
     #[arg(long)]
     yes: bool,
     /// Also write sweep.html, a page with pictures, and sweep.json into this folder
@@ -119,13 +122,12 @@ const ROUTES: [&str; 9] = [
     "cpu/cached",
     "cufile",
 ];
-/// The drive if none is named: without and with `--full`.
-const SIMULATED: [&str; 2] = ["sim:mem:16M", "sim:mem:256M"];
-const CREATED: u64 = 256 << 20;
+/// The default drives without and with `--full`.
+const DEFAULT_DRIVES: [&str; 2] = ["sim:mem:16M", "sim:mem:256M"];
+const DEFAULT_FILE_BYTES: u64 = 256 << 20;
 /// Why a row was not reached.
-const OVER: &str = "its turn did not come within the time (--budget)";
+const NOT_REACHED: &str = "not reached within the time limit (--budget)";
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     if let [before, after] = &args.compare[..] {
         return compare::side_by_side(before, after, args.report.as_deref());
@@ -141,43 +143,42 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
     let _folders = report::folder(args.report.as_deref())?;
     if let Some(path) = &args.create {
-        let scratch = ScratchFile::make(path, args.size.unwrap_or(CREATED), context)?;
+        let scratch = ScratchFile::create(path, args.size.unwrap_or(DEFAULT_FILE_BYTES), context)?;
         let target = FileTarget::open(&scratch.0, true, None, gpu.gpu.clone())?;
         return measure(
             args,
             &target,
-            &Of { target: path.display().to_string(), drive: None },
+            &SweepSubject { target: path.display().to_string(), drive: None },
             &gpu,
             context,
         );
     }
     if let Some(path) = &args.file {
-        let writes = wishes(args).iter().any(|io| io.writes());
+        let writes = operations(args).iter().any(|io| io.writes());
         if writes && !args.yes {
-            let what = format!(
-                "this would overwrite {}; add --yes if that is meant, or use --create",
-                path.display()
-            );
+            let what =
+                format!("this would overwrite {}; add --yes to confirm, or use --create", path.display());
             return Err(CliError::Usage(what));
         }
         let target = FileTarget::open(path, writes, args.size, gpu.gpu.clone())?;
         return measure(
             args,
             &target,
-            &Of { target: path.display().to_string(), drive: None },
+            &SweepSubject { target: path.display().to_string(), drive: None },
             &gpu,
             context,
         );
     }
     let (target, name) = drive(args, &gpu, context)?;
-    let of = Of { target: name.to_owned(), drive: Some((name, target.drive().identity().simulated)) };
-    measure(args, &target, &of, &gpu, context)
+    let subject =
+        SweepSubject { target: name.to_owned(), drive: Some((name, target.drive().identity().simulated)) };
+    measure(args, &target, &subject, &gpu, context)
 }
 
 /// What is measured.
-struct Of<'a> {
+struct SweepSubject<'a> {
     target: String,
-    /// Its name, and whether it is a model; none for files.
+    /// The drive's name, and whether it is simulated; `None` for files.
     drive: Option<(&'a str, bool)>,
 }
 
@@ -185,7 +186,7 @@ struct Of<'a> {
 struct ScratchFile(PathBuf);
 
 impl ScratchFile {
-    fn make(path: &Path, bytes: u64, context: &CommandContext) -> Result<Self> {
+    fn create(path: &Path, bytes: u64, context: &CommandContext) -> Result<Self> {
         let failed = |e| CliError::file("creating", path, e);
         let mut file = std::fs::File::options().write(true).create_new(true).open(path).map_err(failed)?;
         let scratch = Self(path.to_owned());
@@ -210,82 +211,82 @@ impl Drop for ScratchFile {
     }
 }
 
-/// Whether the drive is a simulated one in memory, whose data may be overwritten.
-pub(super) fn is_ours(drive: &str) -> bool {
+/// Whether this is a simulated drive in memory, whose contents may be overwritten.
+pub(super) fn is_memory_drive(drive: &str) -> bool {
     drive.starts_with("sim:mem:")
 }
 
-/// The operations: as requested, or those that destroy no data.
-fn wishes(args: &Args) -> Vec<IoType> {
+/// The requested operations, or the default ones, which destroy no data.
+fn operations(args: &Args) -> Vec<IoType> {
     if !args.io.is_empty() {
         return args.io.clone();
     }
-    let ours = match (&args.file, &args.drive) {
+    let may_overwrite = match (&args.file, &args.drive) {
         (Some(_), _) => false,
-        (None, Some(drive)) => is_ours(drive),
+        (None, Some(drive)) => is_memory_drive(drive),
         (None, None) => true,
     };
-    let mut wishes = vec![IoType::Read, IoType::RandRead];
-    if ours {
-        wishes.push(IoType::Write);
-        wishes.extend(args.full.then_some(IoType::RandWrite));
+    let mut operations = vec![IoType::Read, IoType::RandRead];
+    if may_overwrite {
+        operations.push(IoType::Write);
+        operations.extend(args.full.then_some(IoType::RandWrite));
     }
-    wishes
+    operations
 }
 
-/// Brings the drive up. One that keeps its data is only written with its serial number and --yes.
+/// Initializes the drive. One that keeps its data is written only with its serial number and --yes.
 fn drive<'a>(args: &'a Args, gpu: &Chosen, context: &CommandContext) -> Result<(DriveTarget, &'a str)> {
-    let name = args.drive.as_deref().unwrap_or(SIMULATED[usize::from(args.full)]);
-    let writes = wishes(args).iter().any(|io| io.writes());
-    let asked = writes && !is_ours(name);
-    if asked && (!args.yes || args.serial.is_none()) {
+    let name = args.drive.as_deref().unwrap_or(DEFAULT_DRIVES[usize::from(args.full)]);
+    let writes = operations(args).iter().any(|io| io.writes());
+    let needs_consent = writes && !is_memory_drive(name);
+    if needs_consent && (!args.yes || args.serial.is_none()) {
         let what = format!(
-            "writing overwrites the first bytes of {name}: add --yes and --serial with the serial number that `onehop drive \
-             identify` shows, if that is meant"
+            "writing overwrites the first bytes of {name}: to confirm, add --yes and --serial with the serial number that `onehop \
+             drive identify` shows"
         );
         return Err(CliError::Usage(what));
     }
-    let most = |list: Vec<u32>| list.into_iter().max().unwrap_or(1);
+    let max = |list: Vec<u32>| list.into_iter().max().unwrap_or(1);
     let plan = DrivePlan {
-        writable: writes || is_ours(name),
+        writable: writes || is_memory_drive(name),
         bytes: args.size,
-        threads: most(threads(args)),
-        depth: most(depths(args)),
+        threads: max(threads(args)),
+        depth: max(depths(args)),
         stop: context.stop.signal(),
     };
     let target =
         DriveTarget::open(drives::find(name, &context.stop)?.backend, args.nsid, gpu.gpu.clone(), &plan)?;
-    if asked {
+    if needs_consent {
         drives::allow_writes(target.drive(), name, args.serial.as_deref().unwrap_or_default())?;
     }
-    if is_ours(name) {
+    if is_memory_drive(name) {
         target.fill()?;
     }
     Ok((target, name))
 }
 
-fn or<T: Copy>(given: &[T], full: bool, short: &[T], long: &[T]) -> Vec<T> {
-    let standard = if full { long } else { short };
-    if given.is_empty() { standard.to_vec() } else { given.to_vec() }
+fn or_default<T: Copy>(given: &[T], full: bool, short: &[T], long: &[T]) -> Vec<T> {
+    let default = if full { long } else { short };
+    if given.is_empty() { default.to_vec() } else { given.to_vec() }
 }
 
 fn depths(args: &Args) -> Vec<u32> {
-    or(&args.depth, args.full, &[1, 8], &[1, 8, 32, 128])
+    or_default(&args.depth, args.full, &[1, 8], &[1, 8, 32, 128])
 }
 
 fn threads(args: &Args) -> Vec<u32> {
-    or(&args.threads, args.full, &[1], &[1, 4])
+    or_default(&args.threads, args.full, &[1], &[1, 4])
 }
 
-/// Every requested cell, except those that differ only in how the same blocks are in flight.
+/// All requested combinations of operation, block size, threads and depth.
 fn cells(args: &Args, unit: u64) -> Vec<Cell> {
     let long = [512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
-    let mut blocks = or(&args.block, args.full, &[4 << 10, 64 << 10, 512 << 10], &long);
+    let mut blocks = or_default(&args.block, args.full, &[4 << 10, 64 << 10, 512 << 10], &long);
     if args.block.is_empty() {
         blocks.retain(|block| block.is_multiple_of(unit));
     }
     let mut cells = Vec::new();
-    for io in wishes(args) {
+    for io in operations(args) {
         for block in &blocks {
             for threads in threads(args) {
                 cells.extend(depths(args).into_iter().map(|depth| Cell {
@@ -303,25 +304,25 @@ fn cells(args: &Args, unit: u64) -> Vec<Cell> {
 fn measure(
     args: &Args,
     target: &dyn SweepTarget,
-    of: &Of<'_>,
+    subject: &SweepSubject<'_>,
     gpu: &Chosen,
     context: &CommandContext,
 ) -> Result<Report> {
-    let wanted = |route: &&str| args.route.is_empty() || args.route.iter().any(|asked| asked == route);
+    let wanted = |route: &&str| args.route.is_empty() || args.route.iter().any(|name| name == route);
     let routes: Vec<&str> = target.routes().iter().copied().filter(wanted).collect();
     let unit = target.unit();
     if let Some(block) = args.block.iter().find(|block| !block.is_multiple_of(unit)) {
         return Err(CliError::Usage(format!(
             "--block {block}: blocks of {} are multiples of {unit} bytes",
-            of.target
+            subject.target
         )));
     }
-    let limits = BenchLimits::find(of.drive, gpu, args.link)?;
+    let limits = BenchLimits::find(subject.drive, gpu, args.link)?;
     let limit = |route: &str, io: IoType| limits.of(route, io);
     let (real, start) = (!gpu.gpu.simulated(), Instant::now());
     let budget = args.budget.unwrap_or(Duration::from_secs(if args.full { 1800 } else { 60 }));
     let time = args.time.unwrap_or(Duration::from_millis(if args.full { 100 } else { 15 }));
-    let simulated = !real || of.drive.is_some_and(|(_, simulated)| simulated);
+    let simulated = !real || subject.drive.is_some_and(|(_, simulated)| simulated);
     let (ops, bytes) = match (simulated, args.full) {
         (false, _) => (16 << 10, 256 << 20),
         (true, true) => (1 << 10, 64 << 20),
@@ -331,7 +332,7 @@ fn measure(
     let sweep = Sweep::new(target, effort, &limit).stopped_by(context.stop.signal());
     let cells = cells(args, unit);
     let bar = TransientBar::of_steps("measuring", (cells.len() * routes.len()) as u64);
-    let mut results = results(of, gpu);
+    let mut results = results(subject, gpu);
     for cell in &cells {
         context.stop.check()?;
         let mut each = |_: &SweepRow| {
@@ -342,46 +343,46 @@ fn measure(
         if start.elapsed() < budget {
             results.rows.extend(sweep.cell(cell, &routes, &mut each)?);
         }
-        // Cells that were not reached become rows with the reason.
+        // Rows that were not reached get the reason.
         let done = results.rows.len() - before;
-        results.rows.extend(routes.iter().skip(done).map(|route| unmeasured(route, cell, OVER)));
+        results.rows.extend(routes.iter().skip(done).map(|route| unmeasured(route, cell, NOT_REACHED)));
     }
     context.stop.check()?;
-    results.rows = once(results.rows);
+    results.rows = without_duplicates(results.rows);
     results.limits = limits.all();
     drop(bar);
     let mut text = text(&results, gpu);
     if let Some(folder) = &args.report {
         report::write(folder, "sweep", &sweep_page(&results), &results, &mut text)?;
     }
-    let failure = too_fast(&results.rows).or_else(|| nothing(&results.rows));
+    let failure = too_fast(&results.rows).or_else(|| no_results(&results.rows));
     Ok(Report::new(&results, text)?.failed(failure))
 }
 
-/// Each row once: routes that wait for their blocks turn depth into threads, so two cells may be the same.
-fn once(rows: Vec<SweepRow>) -> Vec<SweepRow> {
+/// Removes duplicate rows: some routes turn depth into threads, so two cells may be the same.
+fn without_duplicates(rows: Vec<SweepRow>) -> Vec<SweepRow> {
     let mut seen = std::collections::HashSet::new();
     let key =
         |row: &SweepRow| (row.route.clone(), row.io, row.block, row.depth, row.threads, row.result.is_some());
     rows.into_iter().filter(|row| seen.insert(key(row))).collect()
 }
 
-fn results(of: &Of<'_>, gpu: &Chosen) -> Results {
-    let drive = of.drive.is_some_and(|(_, simulated)| simulated).then(|| "drive".to_owned());
+fn results(subject: &SweepSubject<'_>, gpu: &Chosen) -> Results {
+    let drive = subject.drive.is_some_and(|(_, simulated)| simulated).then(|| "drive".to_owned());
     let simulated = drive.into_iter().chain(gpu.gpu.simulated().then(|| "gpu".to_owned())).collect();
-    Results::new(report::machine(), of.target.clone(), gpu.gpu.name().to_owned(), simulated)
+    Results::new(report::machine(), subject.target.clone(), gpu.gpu.name().to_owned(), simulated)
 }
 
-/// Rows without any results are not a measurement.
-pub(super) fn nothing(rows: &[SweepRow]) -> Option<CliError> {
+/// An error if no row has a result.
+pub(super) fn no_results(rows: &[SweepRow]) -> Option<CliError> {
     if rows.iter().any(|row| row.result.is_some()) {
         return None;
     }
-    let why = rows.iter().find_map(|row| row.note.clone()).unwrap_or_else(|| "there is no row".into());
+    let why = rows.iter().find_map(|row| row.note.clone()).unwrap_or_else(|| "there are no rows".into());
     Some(CliError::not_possible(
         "measuring any row of this sweep",
         why,
-        "Ask for other routes, sizes or depths",
+        "Choose other routes, sizes or depths",
     ))
 }
 
@@ -390,8 +391,8 @@ pub(super) fn too_fast(rows: &[SweepRow]) -> Option<CliError> {
     let first = wrong.first()?;
     let (measured, limit) = (first.result.as_ref()?, first.result.as_ref()?.limit.as_ref()?);
     Some(CliError::Mismatch(format!(
-        "{} faster than possible; the first is {} {} of {}: {:.2} GB/s, but {} carries {:.2} GB/s. Either bytes were \
-        counted that were not moved, or the limit is wrong",
+        "{} faster than possible; the first is {} {} of {}: {:.2} GB/s, but {} is limited to {:.2} GB/s. Either bytes \
+        were counted that were not moved, or the limit is wrong",
         units::count(wrong.len() as u64, "row"),
         first.route,
         first.io.name(),
@@ -416,7 +417,7 @@ fn text(results: &Results, gpu: &Chosen) -> ReportText {
     text
 }
 
-/// The limits, and a line for each row.
+/// Adds the limits, and a line for each row.
 pub(super) fn rows(results: &Results, text: &mut ReportText) {
     for limit in &results.limits {
         text.row(limit.kind(), format!("{:.2} GB/s: {}", limit.gbps, limit.what));
@@ -446,19 +447,19 @@ pub(super) fn rows(results: &Results, text: &mut ReportText) {
         }
     }
     if results.rows.iter().any(|row| row.result.as_ref().is_some_and(|m| m.latency_apart)) {
-        text.row("*", "percentiles of one more repeat, by kernels that read the clock");
+        text.row("*", "percentiles of an additional repeat, by kernels that read the clock");
     }
-    let mut said = std::collections::HashSet::new();
+    let mut seen_reasons = std::collections::HashSet::new();
     for row in results.rows.iter().filter(|row| row.result.is_none()) {
         let why = row.note.as_deref().unwrap_or_default();
-        if said.insert((&row.route, why)) {
+        if seen_reasons.insert((&row.route, why)) {
             text.row("not", format!("{}: {why}", row.route));
         }
     }
-    let all = results.rows.iter().filter(|row| row.result.is_some()).count();
+    let measured = results.rows.iter().filter(|row| row.result.is_some()).count();
     text.row(
         "verified",
-        format!("{}: every byte of the last pass of every repeat", units::count(all as u64, "row")),
+        format!("{}: every byte of the last pass of every repeat", units::count(measured as u64, "row")),
     );
 }
 

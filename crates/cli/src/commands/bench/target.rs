@@ -1,4 +1,4 @@
-//! `onehop bench target`: the throughput of a connection to a target, by TCP and by RDMA, for sizes and depths.
+//! `onehop bench target`: measures the throughput of connections to a target over TCP and RDMA.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -21,14 +21,14 @@ use rustix::io::Errno;
 use super::limits::{self, TRIES};
 use super::{report, sweep};
 use crate::commands::CommandContext;
-use crate::commands::target::{Transport, connector, key_of_target, parse_listen, ports, refused};
+use crate::commands::target::{Transport, connector, parse_listen, ports, target_key, to_error};
 use crate::error::{CliError, Result};
 use crate::noise::Noise;
 use crate::progress::TransientBar;
 use crate::report::{Report, ReportText, warn};
 use crate::units;
 
-/// Measure the throughput of a connection to a target, by TCP and by RDMA, over sizes and depths
+/// Measure the throughput of connections to a target over TCP and RDMA, for several sizes and depths
 #[derive(clap::Args)]
 #[command(
     visible_alias = "rdma",
@@ -45,52 +45,52 @@ pub(crate) struct Args {
     /// The file with the target's key (mode 600)
     #[arg(long, requires = "target")]
     key_file: Option<PathBuf>,
-    /// Measure a target that has no key, with nothing encrypted. Only at a loopback address
+    /// Measure a target without a key and without encryption. Only at a loopback address
     #[arg(long, requires = "target", conflicts_with = "key_file")]
     insecure_loopback_for_tests: bool,
-    /// Where the target in this process listens; for RDMA an address of a card
+    /// Where the target in this process listens; for RDMA, an address of an RDMA card
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = parse_listen)]
     listen: String,
-    /// The folder that the target in this process serves [default: one in the folder for temporary files]
+    /// The folder that the target in this process serves [default: a temporary folder]
     #[arg(long)]
     root: Option<PathBuf>,
     /// Connections to the target, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = units::within::<u32>(1..=64))]
     connections: u32,
-    /// The transport [default: both; with --target tcp]
+    /// The transport [default: both; with --target: tcp]
     #[arg(long, value_enum, value_delimiter = ',')]
     transport: Vec<Transport>,
-    /// RDMA devices to use, the first ones first; all that are up by default
+    /// RDMA devices to use, in this order [default: all that are up]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     nic: Vec<String>,
-    /// Bytes of the file
+    /// Size of the file
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_size)]
     size: u64,
     /// Operations: read, randread, write, randwrite
     #[arg(long, value_name = "IO", value_delimiter = ',', default_value = "read,write", value_parser = sweep::parse_io)]
     io: Vec<IoType>,
-    /// Bytes of a block, one row each
+    /// Block sizes, one row each
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4K,64K,1M,4M", value_parser = units::parse_size)]
     block: Vec<u64>,
     /// Blocks in flight, 1 to 256
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,32", value_parser = units::within::<u32>(1..=256))]
     depth: Vec<u32>,
-    /// How often each row is measured, 1 to 1000
+    /// Repeats per row, 1 to 1000
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = units::within::<u32>(1..=1000))]
     repeats: u32,
-    /// About how long each time
+    /// Approximate duration of a repeat
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = units::parse_time)]
     time: Duration,
 }
 
-/// Bytes that are written at once when the file is created.
+/// Bytes written at a time when the file is created.
 const CHUNK: usize = 1 << 20;
-/// Bytes of a try of the reference, over all connections.
+/// Bytes of one reference measurement, over all connections.
 const LOOPBACK_BYTES: usize = 256 << 20;
-/// How long one chunk of them may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of a pass at most, which all lie in memory.
-const PASS: u64 = 64 << 20;
+/// Time limit for one chunk of the reference measurement.
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum bytes of a pass, all in memory.
+const PASS_BYTES: u64 = 64 << 20;
 const READ_WRITE: OpenMode = OpenMode {
     read: true,
     write: true,
@@ -101,29 +101,29 @@ const READ_WRITE: OpenMode = OpenMode {
     execute: false,
 };
 
-/// A connection and the file there.
+/// A connection, and the open file at the target.
 struct RemoteEnd {
     _tree: RemoteTree,
     file: Arc<dyn OpenFile>,
 }
 
-/// The folder of the target in this process, removed on drop if we created it.
-struct Root(PathBuf, bool);
+/// The folder of the target in this process, removed on drop if this command created it.
+struct TargetFolder(PathBuf, bool);
 
-impl Drop for Root {
+impl Drop for TargetFolder {
     fn drop(&mut self) {
         if self.1 {
-            // The file in it has been removed already.
+            // The file in it was removed earlier.
             let _ = std::fs::remove_dir(&self.0);
         }
     }
 }
 
-/// The file, removed on drop.
+/// The file at the target, removed on drop.
 struct RemoteScratch<'a> {
     tree: &'a RemoteTree,
     name: Name,
-    /// It, for people.
+    /// Its path in messages.
     path: String,
 }
 
@@ -136,15 +136,14 @@ impl Drop for RemoteScratch<'_> {
     }
 }
 
-/// A target that does not answer may still do what it was asked.
+/// Warns that the file may still exist: a target that does not answer may still execute the request.
 fn warn_of_leftover(path: &str, error: Errno) {
     let error = std::io::Error::from(error);
-    warn(&format!("the file {path} may still be there, and can be removed: {error}"));
+    warn(&format!("the file {path} may still exist, and can be removed: {error}"));
 }
 
-/// Runs the command.
 pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
-    // After Ctrl-C, any error is due to it.
+    // After Ctrl-C, any error is a consequence of it.
     measure_all(args, context)
         .map_err(|error| context.stop.check().err().unwrap_or(error).or_stopped("the connections are closed"))
 }
@@ -153,15 +152,15 @@ fn measure_all(args: &Args, context: &CommandContext) -> Result<Report> {
     let transports = match (&args.target, args.transport.as_slice()) {
         (Some(_), []) => vec![Transport::Tcp],
         (Some(_), [_, _, ..]) => {
-            return Err(CliError::Usage("a target speaks one --transport".into()));
+            return Err(CliError::Usage("a target has only one --transport".into()));
         }
         (None, []) => vec![Transport::Rdma, Transport::Tcp],
-        (_, asked) => asked.to_vec(),
+        (_, transports) => transports.to_vec(),
     };
     let key = match &args.target {
-        Some(_) => key_of_target(args.key_file.as_ref(), args.insecure_loopback_for_tests)?,
-        // Other users of this machine reach the address, too.
-        None => Key::new(&random::<32>().map_err(refused)?),
+        Some(_) => target_key(args.key_file.as_ref(), args.insecure_loopback_for_tests)?,
+        // Other users of this machine can reach the address, too.
+        None => Key::new(&random::<32>().map_err(to_error)?),
     };
     let (lanes, stop) = (args.connections as usize, context.stop.signal());
     let options = client::ClientOptions { lanes, stop, ..client::ClientOptions::new(key.clone()) };
@@ -176,7 +175,7 @@ fn measure_all(args: &Args, context: &CommandContext) -> Result<Report> {
                 address
             }),
         };
-        // If only RDMA is wanted and there is none, there is nothing to measure.
+        // A failure of the only transport fails the command.
         match address.and_then(|address| tree(*transport, &address, args, &options)) {
             Ok(tree) => sides.push((*transport, Ok(tree))),
             Err(error) if transports.len() > 1 => sides.push((*transport, Err(error.to_string()))),
@@ -195,14 +194,12 @@ fn measure_all(args: &Args, context: &CommandContext) -> Result<Report> {
         (None, Some(root)) => root.0.display().to_string(),
         _ => format!("the folder of {}", check.report().target),
     };
-    let scratch = make(&check, &folder, args.size, context)?;
-    let mut files = [
-        Err("it was not asked for (--transport)".to_owned()),
-        Err("it was not asked for (--transport)".to_owned()),
-    ];
+    let scratch = create_scratch(&check, &folder, args.size, context)?;
+    let mut files =
+        [Err("not requested (--transport)".to_owned()), Err("not requested (--transport)".to_owned())];
     for (transport, tree) in sides {
-        let side = tree.and_then(|tree| side(tree, &scratch.name).map_err(|e| e.to_string()));
-        files[usize::from(transport == Transport::Rdma)] = side;
+        let end = tree.and_then(|tree| remote_end(tree, &scratch.name).map_err(|e| e.to_string()));
+        files[usize::from(transport == Transport::Rdma)] = end;
     }
     let opened = open(&check, &scratch.name)?;
     let name = args
@@ -212,29 +209,31 @@ fn measure_all(args: &Args, context: &CommandContext) -> Result<Report> {
     measure(args, name, &transports, files, opened, context)
 }
 
-fn folder(args: &Args) -> Result<Root> {
+fn folder(args: &Args) -> Result<TargetFolder> {
     if let Some(root) = &args.root {
-        return Ok(Root(root.clone(), false));
+        return Ok(TargetFolder(root.clone(), false));
     }
     let path = std::env::temp_dir().join(format!("onehop-bench-target-{}", std::process::id()));
     std::fs::create_dir(&path).map_err(|e| CliError::file("creating", &path, e))?;
-    Ok(Root(path, true))
+    Ok(TargetFolder(path, true))
 }
 
-/// A target in this process, and where it listens.
+/// Starts a target in this process; returns its address, too.
 fn serve(
     transport: Transport,
     args: &Args,
-    root: Option<&Root>,
+    root: Option<&TargetFolder>,
     key: Option<Key>,
 ) -> Result<(Target, String)> {
-    let Some(root) = root else { return Err(CliError::Usage("a target of ours has a folder".into())) };
+    let Some(root) = root else {
+        return Err(CliError::Usage("a target in this process needs a folder".into()));
+    };
     let acceptor: Box<dyn Acceptor> = match transport {
-        Transport::Tcp => Box::new(TcpAcceptor::listen(&args.listen).map_err(refused)?),
-        Transport::Rdma => Box::new(RdmaAcceptor::listen(&args.listen, ports(&args.nic)?).map_err(refused)?),
+        Transport::Tcp => Box::new(TcpAcceptor::listen(&args.listen).map_err(to_error)?),
+        Transport::Rdma => Box::new(RdmaAcceptor::listen(&args.listen, ports(&args.nic)?).map_err(to_error)?),
     };
     let address = acceptor.address();
-    let target = Target::start(server::ServerOptions::new(&root.0, key), vec![acceptor]).map_err(refused)?;
+    let target = Target::start(server::ServerOptions::new(&root.0, key), vec![acceptor]).map_err(to_error)?;
     Ok((target, address))
 }
 
@@ -245,31 +244,31 @@ fn tree(
     options: &client::ClientOptions,
 ) -> Result<RemoteTree> {
     let connector = connector(transport, address, &args.nic, options.key.is_none())?;
-    RemoteTree::connect(connector, options.clone()).map_err(refused)
+    RemoteTree::connect(connector, options.clone()).map_err(to_error)
 }
 
 fn failed(what: &str, error: impl std::fmt::Display) -> CliError {
     CliError::Failed(format!("{what} at the target: {error}"))
 }
 
-/// Makes the file in the target's folder, of bytes that look random.
-fn make<'a>(
+/// Creates the file in the target's folder, with pseudo-random bytes.
+fn create_scratch<'a>(
     tree: &'a RemoteTree,
     folder: &str,
     bytes: u64,
     context: &CommandContext,
 ) -> Result<RemoteScratch<'a>> {
     let text = format!(".onehop-bench-{}-{}", std::process::id(), bytes);
-    let name = Name::new(text.as_bytes()).ok_or_else(|| failed("making a file", "its name"))?;
-    // A target that is not root gives it to its own user.
-    let made = tree.create(ROOT, &name, 0o600, READ_WRITE, true, &Caller::ROOT);
+    let name = Name::new(text.as_bytes()).ok_or_else(|| failed("creating a file", "its name"))?;
+    // A target that does not run as root creates the file as its own user.
+    let created = tree.create(ROOT, &name, 0o600, READ_WRITE, true, &Caller::ROOT);
     let path = format!("{folder}/{text}");
-    let (_, file) = made.map_err(|error| {
-        // The answer did not come, which says nothing of the file.
+    let (_, file) = created.map_err(|error| {
+        // Without an answer, it is unknown whether the file exists.
         if matches!(error, Errno::TIMEDOUT | Errno::IO) {
             warn_of_leftover(&path, error);
         }
-        failed("making a file", std::io::Error::from(error))
+        failed("creating a file", std::io::Error::from(error))
     })?;
     let scratch = RemoteScratch { tree, name, path };
     let (mut noise, mut chunk) = (Noise(0), vec![0_u8; CHUNK]);
@@ -293,7 +292,7 @@ fn open(tree: &RemoteTree, name: &Name) -> Result<Arc<dyn OpenFile>> {
     found.map_err(|e| failed("opening a file", std::io::Error::from(e)))
 }
 
-fn side(tree: RemoteTree, name: &Name) -> Result<RemoteEnd> {
+fn remote_end(tree: RemoteTree, name: &Name) -> Result<RemoteEnd> {
     Ok(RemoteEnd { file: open(&tree, name)?, _tree: tree })
 }
 
@@ -305,23 +304,22 @@ fn measure(
     check: Arc<dyn OpenFile>,
     context: &CommandContext,
 ) -> Result<Report> {
-    let file = |side: &std::result::Result<RemoteEnd, String>| {
-        side.as_ref().map(|s| s.file.clone()).map_err(Clone::clone)
+    let file = |end: &std::result::Result<RemoteEnd, String>| {
+        end.as_ref().map(|end| end.file.clone()).map_err(Clone::clone)
     };
     let target = RemoteTarget::new(file(&tcp), file(&rdma), check, args.size);
-    let local = args.target.is_none();
+    let is_local = args.target.is_none();
     let (memory, loopback) =
-        (limits::memory_rate()?, if local { Some(loopback_rate(args.connections)?) } else { None });
+        (limits::memory_rate()?, if is_local { Some(loopback_rate(args.connections)?) } else { None });
     let limit = |route: &str, _: IoType| match (route, &loopback) {
         ("tcp/host", Some(loopback)) => Some(loopback.clone()),
         _ => Some(memory.clone()),
     };
-    let effort = Effort { bytes: PASS, ops: 4096, time: args.time, repeats: args.repeats };
+    let effort = Effort { bytes: PASS_BYTES, ops: 4096, time: args.time, repeats: args.repeats };
     let sweep_of = Sweep::new(&target, effort, &limit).stopped_by(context.stop.signal());
     let routes: Vec<&str> =
         transports.iter().map(|t| if *t == Transport::Tcp { "tcp/host" } else { "rdma/host" }).collect();
-    let mut results =
-        Results::new(report::machine(), name, "none: memory of this machine".into(), Vec::new());
+    let mut results = Results::new(report::machine(), name, "none: host memory".into(), Vec::new());
     let bar =
         TransientBar::of_steps("measuring", (args.io.len() * args.block.len() * args.depth.len()) as u64);
     for io in &args.io {
@@ -338,11 +336,12 @@ fn measure(
     let mut text = ReportText::default();
     text.row("measured", &results.target);
     sweep::rows(&results, &mut text);
-    let failure = sweep::nothing(&results.rows).or_else(|| sweep::too_fast(&results.rows));
+    let failure = sweep::no_results(&results.rows).or_else(|| sweep::too_fast(&results.rows));
     Ok(Report::new(&results, text)?.failed(failure))
 }
 
-/// The throughput of as many TCP connections from this machine to itself as the target has, with nothing done to the bytes.
+/// The throughput of TCP connections from this machine to itself, as many as to the target, without processing the
+/// bytes.
 fn loopback_rate(connections: u32) -> Result<RateLimit> {
     let gbps = limits::best_of(TRIES, || loopback_once(connections))?;
     let connections = units::count(connections.into(), "TCP connection");
@@ -351,13 +350,13 @@ fn loopback_rate(connections: u32) -> Result<RateLimit> {
 }
 
 fn loopback_once(connections: u32) -> Result<f64> {
-    let failed = |e: std::io::Error| CliError::Failed(format!("a connection to this machine itself: {e}"));
+    let failed = |e: std::io::Error| CliError::Failed(format!("a loopback connection failed: {e}"));
     let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let pair = |_| {
         let (near, far) = (TcpStream::connect(address)?, listener.accept()?.0);
-        near.set_write_timeout(Some(PATIENCE))?;
-        far.set_read_timeout(Some(PATIENCE))?;
+        near.set_write_timeout(Some(CHUNK_TIMEOUT))?;
+        far.set_read_timeout(Some(CHUNK_TIMEOUT))?;
         Ok((near, far))
     };
     let pairs: Vec<_> = (0..connections).map(pair).collect::<std::io::Result<_>>().map_err(failed)?;
@@ -374,13 +373,12 @@ fn loopback_once(connections: u32) -> Result<f64> {
             receivers.push(scope.spawn(move || {
                 let mut chunk = vec![0; CHUNK];
                 together.wait();
-                let begun = Instant::now();
+                let start = Instant::now();
                 (0..chunks).try_for_each(|_| far.read_exact(&mut chunk))?;
-                Ok((begun, Instant::now()))
+                Ok((start, Instant::now()))
             }));
         }
-        let panicked =
-            |_| CliError::Failed("a thread of a connection to this machine itself panicked".into());
+        let panicked = |_| CliError::Failed("a thread of a loopback connection panicked".into());
         let spans = receivers.into_iter().map(|thread| thread.join().map_err(panicked)?.map_err(failed));
         let spans = spans.collect();
         senders.into_iter().try_for_each(|thread| thread.join().map_err(panicked)?.map_err(failed))?;
@@ -395,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_has_as_many_connections_as_the_run() {
+    fn the_reference_uses_the_same_number_of_connections() {
         let limit = loopback_rate(3).unwrap();
         assert!(limit.gbps > 0.0 && limit.kind() == "reference", "{limit:?}");
         assert_eq!(limit.what, "3 TCP connections from this machine to itself, the best of 5");

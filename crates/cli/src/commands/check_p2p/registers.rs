@@ -1,4 +1,4 @@
-//! The step that is tried on request only: the GPU reads the drive's registers.
+//! The step that runs only on request: the GPU reads the drive's registers.
 
 use std::time::Instant;
 
@@ -10,27 +10,27 @@ use crate::error::Result;
 
 pub(super) const ID: &str = "gpu-reads";
 pub(super) const WHAT: &str = "the GPU reads the drive's registers (BAR0)";
-pub(super) const UNASKED: &str = "not tried (only on request: --gpu-reads-registers); no route needs it, and where such \
-                                  reads are lost they may take the drive's link down until a power cycle";
+pub(super) const NOT_REQUESTED: &str = "not tried (only with --gpu-reads-registers); no route needs it, and if such reads are lost, they may \
+                                        take the drive's link down until a power cycle";
 const NO_MEMORY: &str =
-    "not tried: this GPU cannot read these registers as memory; a CPU thread passes its doorbells on";
+    "not tried: this GPU cannot read these registers as memory; a CPU thread relays its doorbell writes";
 
-/// What is read: neighbouring words that never change and are never all ones.
+/// The registers that are read: consecutive words that never change and are never all ones.
 const WORDS: [&str; 3] = ["CAP", "the upper half of CAP", "VS"];
 
-/// The result, why, and whether wrong bytes were read.
+/// The result, the reason, and whether wrong bytes were read.
 type PeekResult = (StepState, String, bool);
 
 impl CheckSetup {
-    /// Has the GPU read the registers, compares them with what the CPU reads, then checks that the drive still answers.
+    /// Lets the GPU read the registers, compares them with what the CPU reads, and checks that the drive still answers.
     pub(super) fn gpu_reads(&self) -> StepResult {
-        let begun = Instant::now();
+        let start = Instant::now();
         let (state, mut why, wrong_bytes) =
             self.peek().unwrap_or_else(|error| (StepState::No, error.to_string(), false));
         if state != StepState::Yes && self.gone().is_some() {
             why.push_str("; the CPU now also reads all ones: the drive is gone");
         }
-        StepResult { id: ID, what: WHAT, state, why, took: begun.elapsed(), wrong_bytes }
+        StepResult { id: ID, what: WHAT, state, why, took: start.elapsed(), wrong_bytes }
     }
 
     fn peek(&self) -> Result<PeekResult> {
@@ -42,9 +42,9 @@ impl CheckSetup {
         if doorbells.is_relayed() {
             return Ok((StepState::Untested, NO_MEMORY.to_owned(), false));
         }
-        let want = [0, 4, 8].map(|at| regs.read32(offset::CAP + at));
-        let seen = self.gpu.peek(&doorbells, offset::CAP, WORDS.len() as u32, self.patience)?;
-        Ok(judge(want, &seen))
+        let expected = [0, 4, 8].map(|at| regs.read32(offset::CAP + at));
+        let seen = self.gpu.peek(&doorbells, offset::CAP, WORDS.len() as u32, self.timeout)?;
+        Ok(judge(expected, &seen))
     }
 
     /// The error if the drive no longer answers the CPU.
@@ -54,28 +54,28 @@ impl CheckSetup {
     }
 }
 
-/// What the words that the GPU read show, compared with those that the CPU reads.
-fn judge(want: [u32; 3], seen: &[u32]) -> PeekResult {
-    for ((name, want), seen) in WORDS.iter().zip(want).zip(seen) {
+/// Compares the words that the GPU read with those that the CPU reads.
+fn judge(expected: [u32; 3], seen: &[u32]) -> PeekResult {
+    for ((name, expected), seen) in WORDS.iter().zip(expected).zip(seen) {
         if *seen == u32::MAX {
             let why = format!(
-                "all ones for {name}, where the CPU reads {want:#010x}: the path to the drive loses such reads"
+                "all ones for {name}, where the CPU reads {expected:#010x}: the path to the drive loses such reads"
             );
             return (StepState::No, why, false);
         }
-        if *seen != want {
+        if *seen != expected {
             return (
                 StepState::No,
-                format!("{seen:#010x} for {name}, where the CPU reads {want:#010x}"),
+                format!("{seen:#010x} for {name}, where the CPU reads {expected:#010x}"),
                 true,
             );
         }
     }
-    if seen.len() < want.len() {
-        let why = format!("time limit reached after {} of {} registers", seen.len(), want.len());
+    if seen.len() < expected.len() {
+        let why = format!("time limit reached after {} of {} registers", seen.len(), expected.len());
         return (StepState::No, why, false);
     }
-    let [low, high, version] = want;
+    let [low, high, version] = expected;
     (
         StepState::Yes,
         format!("CAP {high:#010x}'{low:08x} and VS {version:#010x}, as the CPU reads them"),
@@ -97,9 +97,9 @@ mod tests {
 
     #[test]
     fn only_values_that_the_cpu_also_reads_pass() {
-        let want = [0x1ff, 0x20, 0x10400];
-        let judged = |seen: &[u32]| judge(want, seen);
-        assert_eq!(judged(&want).0, StepState::Yes);
+        let expected = [0x1ff, 0x20, 0x10400];
+        let judged = |seen: &[u32]| judge(expected, seen);
+        assert_eq!(judged(&expected).0, StepState::Yes);
         for (seen, words, wrong) in [
             (&[u32::MAX][..], "all ones for CAP,", false),
             (&[0x1ff, u32::MAX], "all ones for the upper half", false),
@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    /// Registers that a GPU's threads cannot read; perhaps not even the CPU once a thread has tried.
+    /// Registers that read as all ones for GPU threads, and if `breaks`, afterwards for the CPU too.
     struct Lossy {
         regs: Arc<dyn Registers>,
         breaks: bool,
@@ -144,8 +144,8 @@ mod tests {
             let mut port = sim.port();
             port.regs = Arc::new(Lossy { regs: port.regs.clone(), breaks, broken: AtomicBool::new(false) });
             let gpu = Arc::new(Emulated::new());
-            let mut bench = CheckSetup::new(port, gpu, (1, 0), Duration::from_secs(5), reads);
-            let rows = bench.run(&StopFlag::default()).unwrap();
+            let mut setup = CheckSetup::new(port, gpu, (1, 0), Duration::from_secs(5), reads);
+            let rows = setup.run(&StopFlag::default()).unwrap();
             let (last, others) = rows.split_last().unwrap();
             assert!(
                 others.iter().all(|row| row.state == StepState::Yes || row.id == "sq-cmb"),
@@ -154,7 +154,7 @@ mod tests {
             assert_eq!(last.state, if reads { StepState::No } else { StepState::Untested });
             assert_eq!(last.why.contains("loses such reads"), reads, "{}", last.why);
             assert_eq!(last.why.contains("drive is gone"), reads && breaks, "{}", last.why);
-            assert_eq!(bench.gone().is_some(), reads && breaks);
+            assert_eq!(setup.gone().is_some(), reads && breaks);
         }
     }
 }

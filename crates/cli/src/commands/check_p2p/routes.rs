@@ -1,10 +1,10 @@
-//! From steps to routes: which routes this machine and this drive have.
+//! Derives from the steps which routes work.
 
 use serde::Serialize;
 
 use super::steps::{StepResult, StepState};
 
-/// A route, and whether it works.
+/// Whether a route works.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct RouteVerdict {
     pub route: &'static str,
@@ -13,7 +13,7 @@ pub(crate) struct RouteVerdict {
     pub reason: String,
 }
 
-/// A route, its direction, and the steps that it needs.
+/// Routes, their directions, and the steps that they need.
 const NEEDS: [(&str, &str, &[&str]); 8] = [
     ("gpu/tier3", "to_gpu", &["gpu-rings", "vram-write", "cq-vram", "sq-vram"]),
     ("gpu/posted", "to_gpu", &["gpu-rings", "vram-write", "cq-vram"]),
@@ -25,8 +25,8 @@ const NEEDS: [(&str, &str, &[&str]); 8] = [
     ("cpu/pinned", "from_gpu", &["host-read"]),
 ];
 
-/// The verdicts that follow from the steps.
-pub(crate) fn of(rows: &[StepResult]) -> Vec<RouteVerdict> {
+/// The verdicts for all routes.
+pub(crate) fn verdicts(rows: &[StepResult]) -> Vec<RouteVerdict> {
     NEEDS.iter().map(|(route, direction, needs)| verdict(rows, route, direction, needs)).collect()
 }
 
@@ -36,10 +36,10 @@ fn verdict(
     direction: &'static str,
     needs: &[&str],
 ) -> RouteVerdict {
-    let of = |state| rows.iter().find(|row| needs.contains(&row.id) && row.state == state);
-    let (verdict, reason) = if let Some(row) = of(StepState::No) {
+    let first = |state| rows.iter().find(|row| needs.contains(&row.id) && row.state == state);
+    let (verdict, reason) = if let Some(row) = first(StepState::No) {
         ("no", format!("{}: {}", row.what, row.why))
-    } else if let Some(row) = of(StepState::Untested) {
+    } else if let Some(row) = first(StepState::Untested) {
         ("untested", row.why.clone())
     } else if direction == "from_gpu" && route == "cpu/pinned" {
         (
@@ -47,7 +47,7 @@ fn verdict(
             "this check does not write to the drive; reading through the same memory works".to_owned(),
         )
     } else {
-        ("yes", "every step worked, and its bytes were compared".to_owned())
+        ("yes", "every step worked, with compared bytes".to_owned())
     };
     RouteVerdict { route, direction, verdict, reason }
 }
@@ -69,14 +69,14 @@ mod tests {
             ["host-read", "gpu-rings", "vram-write", "vram-read", "data-vram", "cq-vram", "sq-vram"]
                 .map(|id| row(id, StepState::Yes))
                 .into();
-        let verdicts = |rows: &[StepResult]| of(rows).iter().map(|v| v.verdict).collect::<Vec<_>>();
-        assert_eq!(verdicts(&rows), ["yes", "yes", "yes", "yes", "yes", "yes", "yes", "untested"]);
-        // A root complex that forwards writes only.
+        let names = |rows: &[StepResult]| verdicts(rows).iter().map(|v| v.verdict).collect::<Vec<_>>();
+        assert_eq!(names(&rows), ["yes", "yes", "yes", "yes", "yes", "yes", "yes", "untested"]);
+        // With a root complex that forwards writes only.
         rows[3] = row("vram-read", StepState::No);
         rows[6] = row("sq-vram", StepState::No);
-        assert_eq!(verdicts(&rows), ["no", "yes", "yes", "yes", "yes", "no", "yes", "untested"]);
+        assert_eq!(names(&rows), ["no", "yes", "yes", "yes", "yes", "no", "yes", "untested"]);
         rows[1] = row("gpu-rings", StepState::Untested);
-        assert_eq!(verdicts(&rows)[1..4], ["untested"; 3]);
-        assert!(of(&rows)[0].reason.contains("sq-vram failed"));
+        assert_eq!(names(&rows)[1..4], ["untested"; 3]);
+        assert!(verdicts(&rows)[0].reason.contains("sq-vram failed"));
     }
 }

@@ -1,4 +1,4 @@
-//! The steps: transfers and what they need beforehand, each with its own time limit.
+//! The steps: transfers and their preparation, each with a time limit.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use super::registers;
 use crate::error::{CliError, Result};
 use crate::stop::StopFlag;
 
-/// What is in memory before a read. At least one of the two fills differs from what the drive holds.
-const BEFORE: [u8; 2] = [0xa5, 0x5a];
+/// Memory contents before a read. At least one of the two differs from the drive's bytes.
+const FILLS: [u8; 2] = [0xa5, 0x5a];
 
 /// The state of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -41,11 +41,11 @@ pub(crate) struct StepResult {
     pub what: &'static str,
     #[serde(rename = "verdict")]
     pub state: StepState,
-    /// Why it does not work, or what shows that it does; empty where the step's name says it all.
+    /// Why it does not work, or what shows that it does; may be empty.
     pub why: String,
     #[serde(rename = "seconds", serialize_with = "seconds")]
     pub took: Duration,
-    /// It was reported as done, but the bytes differ from the drive's.
+    /// Whether it was reported as done, but with wrong bytes.
     pub wrong_bytes: bool,
 }
 
@@ -54,9 +54,9 @@ impl StepResult {
         Self { id, what, state: StepState::Untested, why, took: Duration::ZERO, wrong_bytes: false }
     }
 
-    /// One that was not tried because one before it failed.
-    fn after(before: &str, id: &'static str, what: &'static str) -> Self {
-        Self::untested(id, what, format!("not tested, because '{before}' failed"))
+    /// A step that was skipped because an earlier one failed.
+    fn skipped(failed: &str, id: &'static str, what: &'static str) -> Self {
+        Self::untested(id, what, format!("not tested, because '{failed}' failed"))
     }
 }
 
@@ -64,10 +64,10 @@ fn seconds<S: Serializer>(took: &Duration, serializer: S) -> std::result::Result
     serializer.serialize_f64(took.as_secs_f64())
 }
 
-/// A kind of step: its name, what it shows, and the function that does it.
+/// A step: its name, what it shows, and its function.
 type StepSpec = (&'static str, &'static str, fn(&mut CheckSetup) -> Result<()>);
 
-/// In this order: what a step needs was shown by those before it.
+/// In this order, because a step relies on the ones before it.
 const STEPS: [StepSpec; 11] = [
     ("registers", "the CPU reads the drive's registers (BAR0)", CheckSetup::registers),
     ("bring-up", "the drive initializes and identifies itself", CheckSetup::bring_up),
@@ -82,24 +82,24 @@ const STEPS: [StepSpec; 11] = [
     ("sq-cmb", "submission queue in the drive's memory (CMB)", CheckSetup::sq_in_cmb),
 ];
 
-/// Without these, nothing else can be tried.
-const NEEDED: [&str; 3] = ["registers", "bring-up", "host-read"];
+/// If one of these fails, the others cannot be tried.
+const REQUIRED: [&str; 3] = ["registers", "bring-up", "host-read"];
 
-/// The first failed step of those that all others need.
-pub(crate) fn first_needed(rows: &[StepResult]) -> Option<String> {
-    let row = rows.iter().find(|row| row.state == StepState::No && NEEDED.contains(&row.id))?;
+/// The first failed one of the required steps.
+pub(crate) fn first_required_failure(rows: &[StepResult]) -> Option<String> {
+    let row = rows.iter().find(|row| row.state == StepState::No && REQUIRED.contains(&row.id))?;
     Some(format!("{}: {}", row.what, row.why))
 }
 
-/// A drive, a GPU, and what the steps need.
+/// The drive, the GPU, and the state of the steps.
 pub(crate) struct CheckSetup {
     pub(super) port: ControllerBackend,
     pub(super) gpu: Arc<dyn Gpu>,
     nsid: u32,
     lba: u64,
-    pub(super) patience: Duration,
-    /// Whether the GPU is to read registers.
-    reads: bool,
+    pub(super) timeout: Duration,
+    /// Whether the GPU may read registers.
+    gpu_reads_registers: bool,
     stop: StopSignal,
     drive: Option<(Drive, Namespace)>,
     /// The block as the CPU read it into host memory.
@@ -111,48 +111,48 @@ impl CheckSetup {
         port: ControllerBackend,
         gpu: Arc<dyn Gpu>,
         (nsid, lba): (u32, u64),
-        patience: Duration,
-        reads: bool,
+        timeout: Duration,
+        gpu_reads_registers: bool,
     ) -> Self {
         let stop = StopSignal::default();
-        Self { port, gpu, nsid, lba, patience, reads, stop, drive: None, block: Vec::new() }
+        Self { port, gpu, nsid, lba, timeout, gpu_reads_registers, stop, drive: None, block: Vec::new() }
     }
 
-    /// Tries every step that the ones before it allow.
+    /// Runs all steps; skips the rest once a required one has failed or the drive is gone.
     pub(crate) fn run(&mut self, stop: &StopFlag) -> Result<Vec<StepResult>> {
         self.stop = stop.signal();
         let mut rows = Vec::new();
-        let mut gone: Option<&'static str> = None;
+        let mut stopped_by: Option<&'static str> = None;
         for (id, what, step) in STEPS {
             stop.check()?;
-            if let Some(before) = gone {
-                rows.push(StepResult::after(before, id, what));
+            if let Some(failed) = stopped_by {
+                rows.push(StepResult::skipped(failed, id, what));
                 continue;
             }
-            let begun = Instant::now();
-            let tried = step(self);
-            let took = begun.elapsed();
+            let start = Instant::now();
+            let result = step(self);
+            let took = start.elapsed();
             let row = |state, why, wrong_bytes| StepResult { id, what, state, why, took, wrong_bytes };
-            rows.push(match &tried {
+            rows.push(match &result {
                 Ok(()) => row(StepState::Yes, String::new(), false),
-                // The arguments were wrong; no machine could do it.
+                // The arguments are wrong.
                 Err(CliError::Drive(Error::Range { .. } | Error::NoNamespace { .. })) => {
-                    return tried.map(|()| rows);
+                    return result.map(|()| rows);
                 }
                 Err(error) => row(StepState::No, error.to_string(), matches!(error, CliError::Mismatch(_))),
             });
-            let is_needed = NEEDED.contains(&id);
-            let dead = matches!(&tried, Err(CliError::Drive(Error::Gone { .. } | Error::Dead { .. })));
-            if (is_needed && tried.is_err()) || dead {
-                gone = Some(id);
+            let is_required = REQUIRED.contains(&id);
+            let dead = matches!(&result, Err(CliError::Drive(Error::Gone { .. } | Error::Dead { .. })));
+            if (is_required && result.is_err()) || dead {
+                stopped_by = Some(id);
             }
         }
         stop.check()?;
-        // Last, because nothing may work after it.
-        rows.push(match gone {
-            Some(before) => StepResult::after(before, registers::ID, registers::WHAT),
-            None if self.reads => self.gpu_reads(),
-            None => StepResult::untested(registers::ID, registers::WHAT, registers::UNASKED.to_owned()),
+        // Last, because it may break the drive or the GPU.
+        rows.push(match stopped_by {
+            Some(failed) => StepResult::skipped(failed, registers::ID, registers::WHAT),
+            None if self.gpu_reads_registers => self.gpu_reads(),
+            None => StepResult::untested(registers::ID, registers::WHAT, registers::NOT_REQUESTED.to_owned()),
         });
         Ok(rows)
     }
@@ -162,8 +162,8 @@ impl CheckSetup {
     }
 
     fn bring_up(&mut self) -> Result<()> {
-        let (patience, stop) = (self.patience, self.stop.clone());
-        let times = Options { timeout: patience, admin_timeout: patience, ..Options::default() };
+        let (timeout, stop) = (self.timeout, self.stop.clone());
+        let times = Options { timeout, admin_timeout: timeout, ..Options::default() };
         let options = Options { queues: 2, retries: 0, stop, ..times };
         let drive = Drive::open(self.port.clone(), options)?;
         let ns = drive.namespace(self.nsid)?.clone();
@@ -171,21 +171,21 @@ impl CheckSetup {
         Ok(())
     }
 
-    fn up(&self) -> Result<&(Drive, Namespace)> {
+    fn initialized(&self) -> Result<&(Drive, Namespace)> {
         self.drive.as_ref().ok_or_else(|| CliError::Failed("the drive was not initialized".into()))
     }
 
     fn block_bytes(&self) -> Result<usize> {
-        Ok(self.up()?.1.format.transfer_bytes(1).unwrap_or(512) as usize)
+        Ok(self.initialized()?.1.format.transfer_bytes(1).unwrap_or(512) as usize)
     }
 
-    /// Reads the block over both fills. Both results must be equal, or no data arrived.
+    /// Reads the block over both fills. If the results differ, no data arrived.
     fn host_read(&mut self) -> Result<()> {
         let bytes = self.block_bytes()?;
-        let (drive, ns) = self.up()?;
+        let (drive, ns) = self.initialized()?;
         let (queue, buffer) = (drive.queue()?, drive.buffer(bytes)?);
         let mut seen = Vec::new();
-        for fill in BEFORE {
+        for fill in FILLS {
             buffer.host()?.fill(0, bytes, fill)?;
             queue.read(ns, self.lba, 1, &buffer, 0)?;
             seen.push(buffer.host()?.to_vec(0, bytes)?);
@@ -221,16 +221,16 @@ impl CheckSetup {
         self.by_gpu(Placement::POSTED_CMB)
     }
 
-    /// One read, commanded by the GPU.
+    /// Reads the block by a command of the GPU.
     fn by_gpu(&self, placement: Placement) -> Result<()> {
-        let (drive, ns) = self.up()?;
+        let (drive, ns) = self.initialized()?;
         self.gpu.load_kernels()?;
-        let (stall, limit) = (self.patience, self.patience * 2);
+        let (stall, limit) = (self.timeout, self.timeout * 2);
         let setup = GpuSetup { queues: 1, depth: 4, stall, limit, ..GpuSetup::new(placement) };
         let queues = drive.gpu_queues(self.gpu.clone(), setup)?;
         let (region, buffer) = drive.gpu_buffer(&*self.gpu, placement.data, self.block.len())?;
         let job = GpuJob { lba: self.lba, blocks: 1, offset: 0 };
-        for fill in BEFORE {
+        for fill in FILLS {
             region.write(0, &vec![fill; self.block.len()])?;
             queues.read(ns, &[job], &buffer)?;
             let mut got = vec![0; self.block.len()];
@@ -241,10 +241,10 @@ impl CheckSetup {
     }
 
     fn vram_write(&mut self) -> Result<()> {
-        let (drive, ns) = self.up()?;
+        let (drive, ns) = self.initialized()?;
         let queue = drive.queue()?;
         let (region, buffer) = drive.gpu_buffer(&*self.gpu, Place::Vram, self.block.len())?;
-        for fill in BEFORE {
+        for fill in FILLS {
             region.write(0, &vec![fill; self.block.len()])?;
             queue.read(ns, self.lba, 1, &buffer, 0)?;
             let mut got = vec![0; self.block.len()];
@@ -254,14 +254,15 @@ impl CheckSetup {
         Ok(())
     }
 
-    /// By the Compare command, which changes nothing. It must report the block as equal, and one with a flipped bit as different.
+    /// Uses the Compare command, which changes nothing. It must report the block as equal, and a block with a flipped
+    /// bit as different.
     fn vram_read(&mut self) -> Result<()> {
-        let (drive, ns) = self.up()?;
+        let (drive, ns) = self.initialized()?;
         if !drive.identity().controller().oncs().compare()
             || ns.format.has_separate_metadata()
             || ns.format.pi != 0
         {
-            let why = "the drive has no Compare command for this namespace; 'sq-vram' tests the same";
+            let why = "the drive has no Compare command for this namespace; 'sq-vram' also tests reads of GPU memory";
             return Err(Error::Unsupported { drive: drive.name().to_owned(), why: why.into() }.into());
         }
         let queue = drive.queue()?;
@@ -273,7 +274,7 @@ impl CheckSetup {
             Err(Error::Command { status, .. }) if status.code() == COMPARE_FAILURE => Ok(()),
             Err(error) => Err(error.into()),
             Ok(_) => Err(CliError::Mismatch(
-                "the drive reported different bytes as equal: it does not read them".into(),
+                "the drive reported different bytes as equal, so it does not read them".into(),
             )),
         }
     }
@@ -282,11 +283,11 @@ impl CheckSetup {
 /// Status of a Compare whose bytes differ.
 const COMPARE_FAILURE: u16 = 0x285;
 
-fn compare(want: &[u8], got: &[u8]) -> Result<()> {
-    match want.iter().zip(got).position(|(a, b)| a != b) {
-        None if want.len() == got.len() => Ok(()),
+fn compare(expected: &[u8], got: &[u8]) -> Result<()> {
+    match expected.iter().zip(got).position(|(a, b)| a != b) {
+        None if expected.len() == got.len() => Ok(()),
         at => Err(CliError::Mismatch(format!(
-            "reported as done, but from byte {} on the bytes differ from the drive's",
+            "reported as done, but the bytes differ from the drive's, first at byte {}",
             at.unwrap_or(0)
         ))),
     }

@@ -1,4 +1,4 @@
-//! The account of a load, for machines and for people.
+//! The report of a load, as JSON and as text.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(super) struct LoadDocument {
     tensors: usize,
     #[serde(flatten)]
     pub(super) outcome: Outcome,
-    /// From the command's start, GPU start-up included.
+    /// Since the command started, including GPU start-up.
     pub(super) total_seconds: f64,
     pub(super) gpu_start_seconds: f64,
     initiator: &'static str,
@@ -29,10 +29,10 @@ pub(super) struct LoadDocument {
     placement: serde_json::Value,
     gpu: String,
     gpu_why: String,
-    /// What each GPU holds.
+    /// What each GPU got.
     gpus: Vec<LoadedGpu>,
     io: Account,
-    /// Of the tensors, one after the other; only where it was asked for: it takes longer than the load.
+    /// Checksum of all tensors. Computed only if requested, because that takes longer than the load.
     crc32c: Option<String>,
     pub(super) verified: Option<bool>,
     pub(super) verified_by: Option<String>,
@@ -41,42 +41,42 @@ pub(super) struct LoadDocument {
     errors: u64,
 }
 
-/// What a GPU holds.
+/// What one GPU got.
 #[derive(Serialize)]
 pub(super) struct LoadedGpu {
     gpu: String,
-    /// Which of how many ranks it is.
+    /// Its rank, and the number of ranks.
     rank: u64,
     ranks: u64,
     bytes: u64,
     gpu_bytes: u64,
-    /// Where each GPU has one of its own.
+    /// Only if each GPU has its own route.
     #[serde(skip_serializing_if = "Option::is_none")]
     route: Option<&'static str>,
     crc32c: Option<String>,
 }
 
 impl LoadedGpu {
-    /// The account of each.
-    pub(super) fn list(held: &[LoadedShare]) -> Vec<Self> {
-        let one = |held: &LoadedShare| Self {
-            gpu: held.share.gpu.gpu.name().to_owned(),
-            rank: held.share.rank.0,
-            ranks: held.share.rank.1,
-            bytes: held.share.plan.tensor_bytes,
-            gpu_bytes: held.share.plan.gpu_bytes,
-            route: held.route,
-            crc32c: held.crc32c().map(|crc| format!("{crc:08x}")),
+    /// The entries of all GPUs.
+    pub(super) fn list(loaded: &[LoadedShare]) -> Vec<Self> {
+        let one = |loaded: &LoadedShare| Self {
+            gpu: loaded.share.gpu.gpu.name().to_owned(),
+            rank: loaded.share.rank.0,
+            ranks: loaded.share.rank.1,
+            bytes: loaded.share.plan.tensor_bytes,
+            gpu_bytes: loaded.share.plan.gpu_bytes,
+            route: loaded.route,
+            crc32c: loaded.crc32c().map(|crc| format!("{crc:08x}")),
         };
-        held.iter().map(one).collect()
+        loaded.iter().map(one).collect()
     }
 
-    /// A row for each of several.
+    /// Adds a row for each GPU, if there are several.
     pub(super) fn rows(list: &[Self], text: &mut ReportText) {
         for one in list.iter().filter(|_| list.len() > 1) {
             let (rank, ranks) = (one.rank, one.ranks);
-            let held = format!("{}: rank {rank} of {ranks}, {} of tensors", one.gpu, units::bytes(one.bytes));
-            text.row("", held);
+            let row = format!("{}: rank {rank} of {ranks}, {} of tensors", one.gpu, units::bytes(one.bytes));
+            text.row("", row);
         }
     }
 }
@@ -86,15 +86,15 @@ pub(super) fn names<'a>(gpus: impl IntoIterator<Item = &'a Chosen>) -> String {
     gpus.into_iter().map(|gpu| gpu.gpu.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// The account of what was loaded; times of the whole and verdicts are added later.
+/// The JSON document of a load. Total times and verdicts are added later.
 pub(super) fn document(
     model: &Model,
-    held: &[LoadedShare],
+    loaded: &[LoadedShare],
     account: &Account,
     took: Duration,
     rate: Option<f64>,
 ) -> LoadDocument {
-    let plans: Vec<_> = held.iter().map(|held| &held.share.plan).collect();
+    let plans: Vec<_> = loaded.iter().map(|loaded| &loaded.share.plan).collect();
     LoadDocument {
         files: model.files.len(),
         format: model.format,
@@ -103,17 +103,17 @@ pub(super) fn document(
         total_seconds: 0.0,
         gpu_start_seconds: 0.0,
         initiator: "cpu",
-        simulated: simulated(held.iter().map(|held| &held.share)),
+        simulated: simulated(loaded.iter().map(|loaded| &loaded.share)),
         // cuFile does not report whether the bytes touched host memory.
         placement: json!({
             "sq": "kernel", "cq": "kernel",
             "data": if account.cufile_way.is_some() { "cufile" } else { "host" },
         }),
-        gpu: names(held.iter().map(|held| &held.share.gpu)),
-        gpu_why: held.first().map_or_else(String::new, |held| held.share.gpu.why.clone()),
-        gpus: LoadedGpu::list(held),
+        gpu: names(loaded.iter().map(|loaded| &loaded.share.gpu)),
+        gpu_why: loaded.first().map_or_else(String::new, |loaded| loaded.share.gpu.why.clone()),
+        gpus: LoadedGpu::list(loaded),
         io: account.clone(),
-        crc32c: crc32c(held).map(|crc| format!("{crc:08x}")),
+        crc32c: crc32c(loaded).map(|crc| format!("{crc:08x}")),
         verified: None,
         verified_by: None,
         commands: 0,
@@ -126,15 +126,15 @@ pub(super) fn simulated<'a>(mut shares: impl Iterator<Item = &'a Share>) -> Vec<
     if shares.any(|share| share.gpu.gpu.simulated()) { vec!["gpu"] } else { Vec::new() }
 }
 
-/// The account in words.
-pub(super) fn tell(d: &LoadDocument) -> ReportText {
-    let went = &d.outcome;
+/// The text of a load.
+pub(super) fn report_text(d: &LoadDocument) -> ReportText {
+    let outcome = &d.outcome;
     let mut text = ReportText::default();
     let parts = [units::count(d.tensors as u64, "tensor"), units::count(d.files as u64, "file")];
     text.row("model", format!("{} in {}, {}", parts[0], parts[1], d.format));
     text.row("gpu", format!("{}: {}", d.gpu, d.gpu_why));
     LoadedGpu::rows(&d.gpus, &mut text);
-    text.row("route", format!("{}: {}", went.route, went.route_why));
+    text.row("route", format!("{}: {}", outcome.route, outcome.route_why));
     let io = &d.io;
     let threads = units::count(io.threads as u64, "thread");
     let moved = if io.cufile_way.is_some() {
@@ -151,15 +151,15 @@ pub(super) fn tell(d: &LoadDocument) -> ReportText {
     };
     text.row("", moved);
     if let Some(why) = &io.why_unknown {
-        text.row("", format!("what the page cache had is not known: {why}"));
+        text.row("", format!("the contents of the page cache are unknown: {why}"));
     }
     if let Some(why) = &io.why_calls {
-        text.row("", format!("past the page cache by plain calls: {why}"));
+        text.row("", format!("past the page cache without io_uring: {why}"));
     }
     if let (Some(why), None) = (&io.why_unregistered, io.cufile_way) {
         text.row("", format!("the kernel pins memory for each read past the page cache: {why}"));
     }
-    for no in &went.why_not_better {
+    for no in &outcome.why_not_better {
         text.row("", format!("not {}: {}. {}", no.route, no.reason, no.fix));
     }
     let simulated = if d.simulated.is_empty() { "" } else { " (simulated: says nothing about hardware)" };
@@ -167,23 +167,27 @@ pub(super) fn tell(d: &LoadDocument) -> ReportText {
         "moved",
         format!(
             "{} in {}: {:.2} GB/s{simulated}",
-            units::bytes(went.bytes),
-            units::time(Duration::from_secs_f64(went.seconds)),
-            went.gbps,
+            units::bytes(outcome.bytes),
+            units::time(Duration::from_secs_f64(outcome.seconds)),
+            outcome.gbps,
         ),
     );
     text.row(
         "limit",
-        match (went.limit.gbps, went.limit.reached) {
+        match (outcome.limit.gbps, outcome.limit.reached) {
             (Some(gbps), Some(reached)) => {
-                format!("{}: {gbps:.1} GB/s, of which {:.0} % were reached", went.limit.what, reached * 100.0)
+                format!("{}: {gbps:.1} GB/s, {:.0} % of it reached", outcome.limit.what, reached * 100.0)
             }
-            _ => format!("{} (not measured)", went.limit.what),
+            _ => format!("{} (not measured)", outcome.limit.what),
         },
     );
     text.row(
         "memory",
-        format!("{} of GPU memory for {} of tensors", units::bytes(went.gpu_bytes), units::bytes(went.bytes)),
+        format!(
+            "{} of GPU memory for {} of tensors",
+            units::bytes(outcome.gpu_bytes),
+            units::bytes(outcome.bytes)
+        ),
     );
     if let Some(crc) = &d.crc32c {
         text.row("crc32c", format!("{crc} of the tensors in GPU memory"));
@@ -193,7 +197,7 @@ pub(super) fn tell(d: &LoadDocument) -> ReportText {
         match (d.verified, &d.verified_by) {
             (Some(true), Some(by)) => format!("yes: {by}"),
             (Some(false), Some(by)) => format!("NO: {by}"),
-            (None, Some(by)) => format!("not all of it: {by}"),
+            (None, Some(by)) => format!("partly: {by}"),
             (_, None) => "not requested (--verify, --manifest)".into(),
         },
     );

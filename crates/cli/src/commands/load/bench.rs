@@ -1,4 +1,4 @@
-//! `onehop bench load`: load after load of the same files, each checked, beside a reference.
+//! `onehop bench load`: loads the same files repeatedly, checks each load, and compares the rate with a reference.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::account::{names, simulated};
-use super::local::{LoadReporting, execute, open, ring_plan};
-use super::{LoadedShare, RouteChoice, Share, crc32c, descriptors, must_fit, parse_route, verdict};
+use super::local::{LoadSettings, execute, open, ring_plan};
+use super::{LoadedShare, RouteChoice, Share, crc32c, descriptors, ensure_fits, parse_route, verdict};
 use crate::commands::CommandContext;
 use crate::commands::bench::report;
 use crate::error::{CliError, Result};
@@ -28,12 +28,12 @@ use crate::units;
 #[command(
     after_help = "Examples:\n  onehop bench load model/ --loads 5 --json\n  onehop bench load model/ -g 0,1\n  onehop bench load model/ \
                         --report here\n\nWith several GPUs \
-                        each gets all of the model, which is read once. The first load's bytes are compared with the files, \
+                        each gets the whole model, which is read once. The first load's bytes are compared with the files, \
                         every later one's with the first's. Each load's memory is new, and freed before the next load, unless --keep \
-                        is given; --pause 0 measures the freeing, too. bench/peers/run.py measures other loaders with the same files."
+                        is given; --pause 0 includes the time to free it. bench/peers/run.py measures other loaders with the same files."
 )]
 pub(crate) struct Args {
-    /// Files, indexes (*.index.json) or directories; together they are one model
+    /// Files, indexes (*.index.json) or directories, which form one model
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     #[command(flatten)]
@@ -41,18 +41,18 @@ pub(crate) struct Args {
     /// The route: auto (the best that works), or exactly cpu/cached, cpu/pinned or cufile
     #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = parse_route)]
     route: RouteChoice,
-    /// The CPU threads that read out of the page cache, and as many past it, 1 to 256 [default: one for each CPU less an
-    /// eighth, 16 at most, and 16]
+    /// CPU threads that read from the page cache, and as many that read past it, 1 to 256 [default: 7/8 of the CPUs, at
+    /// most 16; and 16]
     #[arg(long, value_name = "N", value_parser = units::within::<u32>(1..=256))]
     threads: Option<u32>,
-    /// How often they are loaded, 1 to 1000
+    /// Number of loads, 1 to 1000
     #[arg(long, default_value_t = 5, value_parser = units::within::<u32>(1..=1000))]
     loads: u32,
-    /// The time between loads: one that begins as soon as the load before has freed its memory is slower
+    /// Pause between loads: a load is slower right after the previous one has freed its memory
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = units::parse_pause)]
     pause: Duration,
-    /// Load into the memory of the load before, as a program does that loads new weights in place of old ones; without it
-    /// each load's memory is new
+    /// Reuse the memory of the previous load, like a program that replaces weights; by default each load allocates new
+    /// memory
     #[arg(long)]
     keep: bool,
     /// Also write load.html, a page with a picture, and load.json into this folder
@@ -63,18 +63,17 @@ pub(crate) struct Args {
 /// One load.
 #[derive(Serialize)]
 struct LoadRun {
-    /// From the request, with the headers read and the GPU up, until the last tensor has arrived.
+    /// From the request, with headers read and GPU initialized, until the last tensor has arrived.
     seconds: f64,
     gbps: f64,
-    /// The part of them until memory, ring and route were ready.
+    /// The part of it until memory, ring and route were ready.
     prepare_seconds: f64,
     route: &'static str,
     limit: Limit,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
-    measure(args, context).map_err(CliError::of_files)
+    measure(args, context).map_err(CliError::for_local_files)
 }
 
 fn measure(args: &Args, context: &CommandContext) -> Result<Report> {
@@ -85,15 +84,16 @@ fn measure(args: &Args, context: &CommandContext) -> Result<Report> {
     let _folders = report::folder(args.report.as_deref())?;
     let options = Options { route, threads: args.threads.map(|threads| threads as usize), slot: None };
     let model = open(&args.files, context)?;
-    descriptors::must_suffice(&model)?;
+    descriptors::ensure_enough(&model)?;
     let plan = ring_plan(&model, &Selection::default())?;
     let whole = |gpu: Chosen| {
         let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
         Ok(Share { gpu, plan: plan.clone(), fit, rank: (0, 1) })
     };
     let mut shares = gpus::require_all(&args.gpu)?.into_iter().map(whole).collect::<Result<Vec<_>>>()?;
-    must_fit(&shares)?;
-    // As in a program that loads one model after another. Several GPUs share a ring that is created anew for them.
+    ensure_fits(&shares)?;
+    // Reused by all loads, as in a program that loads several models. For several GPUs, a new ring is created each
+    // time.
     let ring_cache = Arc::new(RingCache::default());
     let (mut rows, mut first) = (Vec::new(), None);
     let mut arenas = Vec::new();
@@ -102,21 +102,21 @@ fn measure(args: &Args, context: &CommandContext) -> Result<Report> {
             std::thread::sleep(args.pause);
         }
         context.stop.check()?;
-        // Bytes of the load before must not pass for this one's.
+        // Overwrite the bytes of the previous load, which could hide a failed one.
         arenas.iter().try_for_each(|arena: &Region| arena.fill(0, arena.len(), turn as u8))?;
-        let (row, held) = load(&model, shares, arenas, &options, &ring_cache, context)?;
-        let sum = crc32c(&held);
+        let (row, loaded) = load(&model, shares, arenas, &options, &ring_cache, context)?;
+        let sum = crc32c(&loaded);
         match first {
-            None => verdict::compare(&model, &held, context)??,
+            None => verdict::compare(&model, &loaded, context)??,
             Some(first) if first != sum => {
-                let why = "a load's bytes in GPU memory are not those of the first; no result is given for wrong bytes";
+                let why = "the bytes of a load in GPU memory differ from the first load's; no result is reported for wrong bytes";
                 return Err(CliError::Mismatch(why.into()));
             }
             Some(_) => {}
         }
         first = Some(sum);
         rows.push(row);
-        (shares, arenas) = held.into_iter().map(|held| (held.share, held.arena)).unzip();
+        (shares, arenas) = loaded.into_iter().map(|loaded| (loaded.share, loaded.arena)).unzip();
         if !args.keep {
             arenas.clear();
         }
@@ -147,18 +147,18 @@ fn load(
         Ok::<_, CliError>((prepared, arenas))
     })?;
     let prepare_seconds = started.elapsed().as_secs_f64();
-    let wanted = LoadReporting { sums: true, started, gpu_start: Duration::ZERO, begin: started };
-    let (held, document) = execute(model, shares, prepared.into_arenas(arenas), &wanted, context)?;
+    let settings = LoadSettings { sums: true, started, gpu_start: Duration::ZERO, begin: started };
+    let (loaded, document) = execute(model, shares, prepared.into_arenas(arenas), &settings, context)?;
     let outcome = document.outcome;
     let (seconds, gbps, route) = (outcome.seconds, outcome.gbps, outcome.route);
-    Ok((LoadRun { seconds, gbps, prepare_seconds, route, limit: outcome.limit }, held))
+    Ok((LoadRun { seconds, gbps, prepare_seconds, route, limit: outcome.limit }, loaded))
 }
 
-/// Memory for each share: what was kept, or else new.
+/// Arenas for all shares: the kept ones, or new ones.
 fn allocate_arenas(shares: &[Share], kept: Vec<Region>) -> Result<Vec<Arena>> {
     let mut kept = kept.into_iter();
     let arena = |share: &Share| match kept.next() {
-        Some(there) => Arena::again(there, &share.plan),
+        Some(region) => Arena::again(region, &share.plan),
         None => Arena::new(&*share.gpu.gpu, &share.plan),
     };
     Ok(shares.iter().map(arena).collect::<std::result::Result<_, _>>()?)
@@ -170,7 +170,7 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[LoadRun]) -> Res
         shares.first().map_or((0, 0), |s| (s.plan.tensor_bytes, s.plan.tensors.len()));
     let gpu = names(shares.iter().map(|share| &share.gpu));
     let mut rates: Vec<f64> = rows.iter().map(|row| row.gbps).collect();
-    let middle = median(&mut rates);
+    let median = median(&mut rates);
     let limit = rows.iter().filter_map(|row| row.limit.gbps).reduce(f64::max);
     let what = rows.last().map_or("nothing", |row| row.limit.what);
     let (lowest, highest) = (rates.first().copied(), rates.last().copied());
@@ -189,10 +189,10 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[LoadRun]) -> Res
         "simulated": simulated,
         "rows": rows,
         "first_gbps": first,
-        "median_gbps": middle,
+        "median_gbps": median,
         "lowest_gbps": lowest,
         "highest_gbps": highest,
-        "limit": { "what": what, "gbps": limit, "reached": limit.map(|limit| middle / limit) },
+        "limit": { "what": what, "gbps": limit, "reached": limit.map(|limit| median / limit) },
         "verified": true,
     });
     let mut text = ReportText::default();
@@ -205,7 +205,7 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[LoadRun]) -> Res
         text.row(
             name,
             format!(
-                "{:.2} GB/s by {} in {:.4} s, of which {:.4} s to prepare",
+                "{:.2} GB/s by {} in {:.4} s, including {:.4} s to prepare",
                 row.gbps, row.route, row.seconds, row.prepare_seconds
             ),
         );
@@ -215,15 +215,14 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[LoadRun]) -> Res
         let into = if args.keep { "into the first load's memory" } else { "each into new memory" };
         text.row(
             "median",
-            format!("{middle:.2} GB/s, from {lowest:.2} to {highest:.2}, {pause} ms between loads, {into}"),
+            format!("{median:.2} GB/s, from {lowest:.2} to {highest:.2}, {pause} ms between loads, {into}"),
         );
     }
-    let reached =
-        |rate: f64| format!("{what}: {rate:.2} GB/s; {:.1} % of it were reached", middle / rate * 100.0);
+    let reached = |rate: f64| format!("{what}: {rate:.2} GB/s; {:.1} % of it reached", median / rate * 100.0);
     text.row("reference", limit.map_or(format!("{what}; its rate was not measured"), reached));
-    text.row("verified", "yes: the first load's bytes with the files, the others' with the first's");
+    text.row("verified", "yes: the first load against the files, the others against the first");
     if let Some(folder) = &args.report {
-        let loads: Vec<LoadRow> = rows.iter().map(row_of_page).collect();
+        let loads: Vec<LoadRow> = rows.iter().map(page_row).collect();
         let paths: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
         let facts = vec![
             ("Model".to_owned(), paths.join(", ")),
@@ -232,7 +231,7 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[LoadRun]) -> Res
                 format!("{tensors}, {} in {files}, all of it to {each}", units::bytes(model_bytes)),
             ),
             ("GPU".to_owned(), gpu),
-            ("Median".to_owned(), format!("{middle:.2} GB/s")),
+            ("Median".to_owned(), format!("{median:.2} GB/s")),
         ];
         let page = load_page(&Loads { machine: &machine, facts, simulated: &simulated, rows: &loads });
         report::write(folder, "load", &page, &document, &mut text)?;
@@ -240,7 +239,7 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[LoadRun]) -> Res
     Report::new(document, text)
 }
 
-fn row_of_page(row: &LoadRun) -> LoadRow {
+fn page_row(row: &LoadRun) -> LoadRow {
     let LoadRun { seconds, gbps, prepare_seconds, route, limit } = row;
     LoadRow {
         gbps: *gbps,

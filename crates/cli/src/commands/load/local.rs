@@ -1,4 +1,4 @@
-//! `onehop load FILE` and `onehop read FILE`: files of this machine, through the ring.
+//! `onehop load FILE` and `onehop read FILE`: loads local files through the ring of pinned memory.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use onehop_load::stream::Stream;
 use onehop_load::{Dtype, LocalFile, Model, Plan, Selection, Source, TensorInfo, plan};
 use onehop_transfer::copy;
 
-use super::account::{LoadDocument, document, tell};
+use super::account::{LoadDocument, document, report_text};
 use super::planned::show_plan;
 use super::verdict;
 use super::{
-    Args, LoadedShare, RouteChoice, Share, descriptors, must_fit, parse_route, read_manifest, selection,
+    Args, LoadedShare, RouteChoice, Share, descriptors, ensure_fits, parse_route, read_manifest, selection,
     shares,
 };
 use crate::commands::CommandContext;
@@ -26,12 +26,11 @@ use crate::sources;
 use crate::transfer::TransferWatch;
 use crate::units;
 
-/// Runs the command.
 pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
     let route = match parse_route(args.route.route.name()).map_err(CliError::Usage)? {
         RouteChoice::Ring(route) => route,
-        RouteChoice::NotHere(why) => {
+        RouteChoice::NeedsDrive(why) => {
             return Err(CliError::not_possible(
                 "this route",
                 why,
@@ -39,13 +38,13 @@ pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
             ));
         }
     };
-    let (wanted, count) = (args.gpu.clone(), args.gpu.names().len());
-    // CUDA takes a fifth of a second to start: everything that needs no GPU is done meanwhile.
-    let gpus = std::thread::spawn(move || (gpus::require_all(&wanted), start.elapsed()));
+    let (gpu_arg, count) = (args.gpu.clone(), args.gpu.names().len());
+    // CUDA takes a fifth of a second to start. Work that needs no GPU is done meanwhile.
+    let gpus = std::thread::spawn(move || (gpus::require_all(&gpu_arg), start.elapsed()));
     let model = open(&args.files, context)?;
     if let Some(manifest) = &args.write_manifest {
         let mut files = model.files.iter().filter_map(|file| file.local());
-        files.try_for_each(|file| sources::refuse_same(manifest, file.path()))?;
+        files.try_for_each(|file| sources::refuse_overwrite(manifest, file.path()))?;
     }
     let plans =
         (0..count).map(|i| ring_plan(&model, &selection(args, i, count)?)).collect::<Result<Vec<_>>>()?;
@@ -53,11 +52,12 @@ pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let prepared = if args.plan {
         None
     } else {
-        descriptors::must_suffice(&model)?;
+        descriptors::ensure_enough(&model)?;
         Some(prepare(&plans, &model, &options)?)
     };
     let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
-    let (gpus, gpu_start) = gpus.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
+    let (gpus, gpu_start) =
+        gpus.join().map_err(|_| CliError::Failed("the thread that opens GPUs panicked".into()))?;
     let shares = shares(args, gpus?, plans)?;
     let Some(prepared) = prepared else {
         let remote = model.files.iter().any(|file| file.fetch().is_some());
@@ -69,20 +69,20 @@ pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         };
         return show_plan(&model, shares, if remote { "cpu/remote" } else { local });
     };
-    must_fit(&shares)?;
+    ensure_fits(&shares)?;
     let verify = args.verify || args.write_manifest.is_some();
     let sums = context.json || verify || manifest.is_some();
-    let wanted = LoadReporting { sums, started: start, gpu_start, begin: Instant::now() };
-    let (held, mut document) = execute(&model, shares, prepared, &wanted, context)?;
+    let settings = LoadSettings { sums, started: start, gpu_start, begin: Instant::now() };
+    let (loaded, mut document) = execute(&model, shares, prepared, &settings, context)?;
     let verdict = Verdict {
-        compared: if verify { Some(verdict::compare(&model, &held, context)?) } else { None },
+        compared: if verify { Some(verdict::compare(&model, &loaded, context)?) } else { None },
         compared_by: BY_FILES,
-        manifest: manifest.map(|manifest| verdict::against(&manifest, &model, &held)),
+        manifest: manifest.map(|manifest| verdict::compare_with_manifest(&manifest, &model, &loaded)),
     };
     (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
-    let mut text = tell(&document);
+    let mut text = report_text(&document);
     if let (Some(path), Some(true)) = (&args.write_manifest, document.verified) {
-        verdict::write_manifest(path, &model, &held)?;
+        verdict::write_manifest(path, &model, &loaded)?;
         text.row(
             "manifest",
             format!("{}: {}", path.display(), units::count(model.tensors.len() as u64, "checksum")),
@@ -91,7 +91,7 @@ pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     Ok(Report::new(document, text)?.failed(verdict.failure()))
 }
 
-/// Opens the named files, which may be more than a process may have open at first.
+/// Opens the named files. There may be more of them than the soft limit of open files.
 pub(super) fn open(files: &[PathBuf], context: &CommandContext) -> Result<Model> {
     onehop_os::raise_descriptor_limit(u64::MAX);
     let opened = Model::open(&*sources::store(files, &context.stop)?, files);
@@ -110,12 +110,14 @@ pub(super) fn prepare(plans: &[Plan], model: &Model, options: &Options) -> Resul
     Ok(Prepared::for_all(&plans, &model.files, options)?)
 }
 
-/// What a load reports beside its bytes.
-pub(super) struct LoadReporting {
+/// What a load computes and reports.
+pub(super) struct LoadSettings {
+    /// Whether to compute checksums.
     pub(super) sums: bool,
+    /// When the command started.
     pub(super) started: Instant,
     pub(super) gpu_start: Duration,
-    /// From when the load's time counts.
+    /// When the timed part starts.
     pub(super) begin: Instant,
 }
 
@@ -123,7 +125,7 @@ pub(super) fn execute(
     model: &Model,
     shares: Vec<Share>,
     prepared: Prepared,
-    wanted: &LoadReporting,
+    settings: &LoadSettings,
     context: &CommandContext,
 ) -> Result<(Vec<LoadedShare>, LoadDocument)> {
     context.stop.check()?;
@@ -142,32 +144,32 @@ pub(super) fn execute(
     };
     let engines = engines.into_iter().map(watched).zip(&plans);
     let mut streams: Vec<_> = engines.map(|(engine, plan)| Stream::new((*plan).clone(), engine)).collect();
-    // One after the other: arrivals for the others are recorded meanwhile, and reported when their turn comes.
+    // The streams are drained one after the other. Arrivals of the others are queued meanwhile.
     for stream in &mut streams {
         while stream.next()?.is_some() {}
     }
-    let took = wanted.begin.elapsed();
+    let took = settings.begin.elapsed();
     drop(bar);
     let warnings = model.still_same()?;
     warnings.iter().for_each(|warning| report::warn(warning));
     let account = streams.first().map_or_else(Account::default, |stream| stream.engine().account());
     let rate = match (&streams[..], &gpus[..]) {
         ([stream], [gpu]) => stream.engine().copy_rate(*gpu)?,
-        // Nothing checks whether several copy engines share a link.
+        // It is unknown whether several copy engines share a link.
         _ => None,
     };
     let arenas = streams.into_iter().map(|stream| Ok(stream.finish()?.1)).collect::<Result<Vec<_>>>()?;
-    let held = shares.into_iter().zip(arenas);
-    let held = held.map(|(share, arena)| LoadedShare::new(share, arena, wanted.sums, context));
-    let held = held.collect::<Result<Vec<_>>>()?;
-    let mut document = document(model, &held, &account, took, rate);
+    let loaded = shares.into_iter().zip(arenas);
+    let loaded = loaded.map(|(share, arena)| LoadedShare::new(share, arena, settings.sums, context));
+    let loaded = loaded.collect::<Result<Vec<_>>>()?;
+    let mut document = document(model, &loaded, &account, took, rate);
     document.outcome.warnings = warnings;
-    document.total_seconds = wanted.started.elapsed().as_secs_f64();
-    document.gpu_start_seconds = wanted.gpu_start.as_secs_f64();
-    Ok((held, document))
+    document.total_seconds = settings.started.elapsed().as_secs_f64();
+    document.gpu_start_seconds = settings.gpu_start.as_secs_f64();
+    Ok((loaded, document))
 }
 
-/// A part of a file of any content, for `onehop read FILE`.
+/// A byte range of a local file, for `onehop read FILE`.
 pub(crate) struct FilePart<'a> {
     pub path: &'a Path,
     pub offset: u64,
@@ -179,7 +181,7 @@ pub(crate) struct FilePart<'a> {
     pub out: Option<&'a Path>,
 }
 
-/// Reads a part of a file into GPU memory, as a tensor of bytes.
+/// Reads a range of a local file into GPU memory, as a tensor of bytes.
 pub(crate) fn read(part: &FilePart<'_>, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
     let RouteChoice::Ring(route) = parse_route(part.route).map_err(CliError::Usage)? else {
@@ -208,17 +210,17 @@ pub(crate) fn read(part: &FilePart<'_>, context: &CommandContext) -> Result<Repo
     let gpu_start = start.elapsed();
     let fit = plan.fit_on(&*gpu.gpu)?;
     let shares = vec![Share { gpu, plan, fit, rank: (0, 1) }];
-    must_fit(&shares)?;
-    let wanted = LoadReporting { sums: true, started: start, gpu_start, begin: Instant::now() };
-    let (held, mut document) = execute(&model, shares, prepared, &wanted, context)?;
-    let compared = if part.verify { Some(verdict::compare(&model, &held, context)?) } else { None };
+    ensure_fits(&shares)?;
+    let settings = LoadSettings { sums: true, started: start, gpu_start, begin: Instant::now() };
+    let (loaded, mut document) = execute(&model, shares, prepared, &settings, context)?;
+    let compared = if part.verify { Some(verdict::compare(&model, &loaded, context)?) } else { None };
     let verdict = Verdict { compared, compared_by: BY_FILES, manifest: None };
     (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
-    let mut text = tell(&document);
-    if let (Some(out), [LoadedShare { arena, .. }]) = (part.out, &held[..]) {
+    let mut text = report_text(&document);
+    if let (Some(out), [LoadedShare { arena, .. }]) = (part.out, &loaded[..]) {
         let watch = TransferWatch::new("copying out", bytes, &context.stop);
         copy::save(arena, bytes as usize, out, &watch)?;
-        text.row("out", format!("{} holds the bytes from GPU memory", out.display()));
+        text.row("out", format!("{} contains the bytes from GPU memory", out.display()));
     }
     Ok(Report::new(document, text)?.failed(verdict.failure()))
 }

@@ -1,5 +1,4 @@
-//! `onehop load -d DRIVE`: a model in the file system of a drive that onehop drives, or in extent maps of it,
-//! straight into one arena.
+//! `onehop load -d DRIVE`: loads a model from a drive that onehop drives, found by its file system or by extent maps.
 
 use std::time::Instant;
 
@@ -12,7 +11,7 @@ use serde::Serialize;
 
 use super::account::LoadedGpu;
 use super::verdict;
-use super::{Args, LoadedShare, Share, crc32c, must_fit, planned, read_manifest, selection, shares};
+use super::{Args, LoadedShare, Share, crc32c, ensure_fits, planned, read_manifest, selection, shares};
 use crate::commands::CommandContext;
 use crate::drives;
 use crate::error::{CliError, Result};
@@ -21,7 +20,7 @@ use crate::report::{Report, ReportText};
 use crate::transfer::{self, TransferWatch};
 use crate::units;
 
-/// The slowest thing on the way.
+/// What limits the transfer.
 #[derive(Serialize)]
 struct Bottleneck {
     what: &'static str,
@@ -29,35 +28,34 @@ struct Bottleneck {
     reached: Option<f64>,
 }
 
-/// A load's account: that of every transfer, and what was loaded.
+/// The JSON document: that of every transfer, and what was loaded.
 #[derive(Serialize)]
 struct OwnedLoadDocument {
     #[serde(flatten)]
     outcome: TransferOutcome,
-    /// What each GPU holds.
+    /// What each GPU got.
     gpus: Vec<LoadedGpu>,
     files: usize,
     format: &'static str,
     tensors: usize,
-    /// Where the files were found.
+    /// How the files were found.
     found_by: String,
     read_bytes: u64,
     gpu_bytes: u64,
     #[serde(flatten)]
     landed: Landed,
     limit: Bottleneck,
-    /// From the command's start, GPU start-up included.
+    /// Since the command started, including GPU start-up.
     total_seconds: f64,
     gpu_start_seconds: f64,
 }
 
-/// Runs the command.
 pub(super) fn run(args: &Args, spec: &str, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
     let options = args.route.options()?;
-    let wanted = args.gpu.clone();
-    // The drive comes up and its file system is read while CUDA starts.
-    let gpus = std::thread::spawn(move || (gpus::choose_all(&wanted), start.elapsed()));
+    let gpu_arg = args.gpu.clone();
+    // The drive is initialized and its file system is read while CUDA starts.
+    let gpus = std::thread::spawn(move || (gpus::choose_all(&gpu_arg), start.elapsed()));
     let drive =
         drives::bring_up(drives::find(spec, &context.stop)?, options.drive_options(false), &context.stop)?;
     let ns = drive.namespace(args.nsid)?;
@@ -66,10 +64,11 @@ pub(super) fn run(args: &Args, spec: &str, context: &CommandContext) -> Result<R
     let plan = |i| Ok(opened.plan(&selection(args, i, count)?, plan_options(ns))?);
     let plans = (0..count).map(plan).collect::<Result<_>>()?;
     let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
-    let (gpus, gpu_start) = gpus.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
+    let (gpus, gpu_start) =
+        gpus.join().map_err(|_| CliError::Failed("the thread that opens GPUs panicked".into()))?;
     let shares = shares(args, gpus?, plans)?;
     if args.plan {
-        // Routes are prepared, for one block, because only that shows that they work.
+        // Each route is opened for one block, which shows that it works.
         let route = |share: &Share| {
             let setup = TransferSetup { drive: &drive, ns, gpu: &share.gpu, options: &options };
             Ok(Engine::open(&setup, block_bytes(ns))?.0.route.name())
@@ -78,10 +77,10 @@ pub(super) fn run(args: &Args, spec: &str, context: &CommandContext) -> Result<R
         routes.dedup();
         return planned::show_plan(model, shares, &routes.join(", "));
     }
-    must_fit(&shares)?;
+    ensure_fits(&shares)?;
     let sums = context.json || args.verify || manifest.is_some();
-    // One GPU after the other: a drive is slower than any GPU's link, and gains nothing from two of them at once.
-    let (mut held, mut all) = (Vec::new(), None::<Loaded>);
+    // GPUs are loaded one after the other: the drive, not the GPU's link, is the bottleneck.
+    let (mut loaded_shares, mut all) = (Vec::new(), None::<Loaded>);
     for share in shares {
         let setup = TransferSetup { drive: &drive, ns, gpu: &share.gpu, options: &options };
         let loaded = {
@@ -89,7 +88,8 @@ pub(super) fn run(args: &Args, spec: &str, context: &CommandContext) -> Result<R
             opened.load(&setup, &share.plan, &watch)?
         };
         let (arena, route) = (loaded.arena.clone(), loaded.outcome.route);
-        held.push(LoadedShare { route: Some(route), ..LoadedShare::new(share, arena, sums, context)? });
+        loaded_shares
+            .push(LoadedShare { route: Some(route), ..LoadedShare::new(share, arena, sums, context)? });
         match &mut all {
             Some(all) => all.add(loaded),
             None => all = Some(loaded),
@@ -99,31 +99,31 @@ pub(super) fn run(args: &Args, spec: &str, context: &CommandContext) -> Result<R
         return Err(CliError::Usage("no GPU was named".into()));
     };
     let verdict = Verdict {
-        compared: if args.verify { Some(compare(&opened, &held, context)?) } else { None },
+        compared: if args.verify { Some(compare(&opened, &loaded_shares, context)?) } else { None },
         compared_by: opened.compared_by(),
-        manifest: manifest.map(|manifest| verdict::against(&manifest, model, &held)),
+        manifest: manifest.map(|manifest| verdict::compare_with_manifest(&manifest, model, &loaded_shares)),
     };
-    outcome.crc32c = crc32c(&held).map(|crc| format!("{crc:08x}"));
+    outcome.crc32c = crc32c(&loaded_shares).map(|crc| format!("{crc:08x}"));
     (outcome.verified, outcome.verified_by) = (verdict.verified(), verdict.by());
     let document = OwnedLoadDocument {
         outcome,
-        gpus: LoadedGpu::list(&held),
+        gpus: LoadedGpu::list(&loaded_shares),
         files: model.files.len(),
         format: model.format,
-        tensors: held.first().map_or(0, |held| held.share.plan.tensors.len()),
+        tensors: loaded_shares.first().map_or(0, |loaded_shares| loaded_shares.share.plan.tensors.len()),
         found_by: opened.found_by,
         read_bytes,
-        gpu_bytes: held.iter().map(|held| held.share.plan.gpu_bytes).sum(),
+        gpu_bytes: loaded_shares.iter().map(|loaded_shares| loaded_shares.share.plan.gpu_bytes).sum(),
         landed,
         limit: Bottleneck { what: "the drive", gbps: None, reached: None },
         total_seconds: start.elapsed().as_secs_f64(),
         gpu_start_seconds: gpu_start.as_secs_f64(),
     };
-    let text = tell(&document);
+    let text = report_text(&document);
     Ok(Report::new(document, text)?.failed(verdict.failure()))
 }
 
-/// Where the arguments say that the model is.
+/// Where the model is, according to the arguments.
 fn place(args: &Args) -> ModelPlace<'_> {
     match &args.map {
         Some(map) => ModelPlace::Map(map),
@@ -131,15 +131,19 @@ fn place(args: &Args) -> ModelPlace<'_> {
     }
 }
 
-/// Compares what is in GPU memory with the drive, and the drive with what was mapped.
-fn compare(opened: &ModelOnDrive, held: &[LoadedShare], context: &CommandContext) -> Result<Result<()>> {
+/// Compares GPU memory with the drive, and the drive with the extent maps.
+fn compare(
+    opened: &ModelOnDrive,
+    loaded_shares: &[LoadedShare],
+    context: &CommandContext,
+) -> Result<Result<()>> {
     if let Some(changed) = opened.check_maps(&context.stop)? {
         return Ok(Err(changed.into()));
     }
-    verdict::compare(&opened.model, held, context)
+    verdict::compare(&opened.model, loaded_shares, context)
 }
 
-fn tell(d: &OwnedLoadDocument) -> ReportText {
+fn report_text(d: &OwnedLoadDocument) -> ReportText {
     let mut text = ReportText::default();
     let parts = [units::count(d.tensors as u64, "tensor"), units::count(d.files as u64, "file")];
     text.row("model", format!("{} in {}, {}, found by {}", parts[0], parts[1], d.format, d.found_by));
@@ -151,9 +155,9 @@ fn tell(d: &OwnedLoadDocument) -> ReportText {
     }
     if staged_bytes > 0 {
         let why = if direct_bytes > 0 {
-            "a drive writes only at multiples of 4, and they belong elsewhere"
+            "their addresses in GPU memory are not multiples of 4, which a drive needs"
         } else {
-            "this route has the drive write there, or no tensor lies where a drive can write"
+            "this route stages all data, or no tensor has an address that a drive can write"
         };
         text.row("staged", format!("{} through host memory and a copy: {why}", units::bytes(staged_bytes)));
     }

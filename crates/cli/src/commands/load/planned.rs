@@ -1,6 +1,6 @@
-//! What a load would do: `onehop load --plan`.
+//! `onehop load --plan`: shows what a load would do.
 //!
-//! A model may have a million tensors. Their list is in the document for machines, which is written as it is generated.
+//! A model may have a million tensors, so the JSON document that lists them is serialized while it is written.
 
 use onehop_load::{Model, Plan, plan};
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -13,12 +13,12 @@ use crate::error::{CliError, Result};
 use crate::report::{Report, ReportText};
 use crate::units;
 
-/// Reports what a load would do.
+/// The report of a plan.
 pub(super) fn show_plan(model: &Model, shares: Vec<Share>, route: &str) -> Result<Report> {
     let Some(Share { plan: first, .. }) = shares.first() else {
         return Err(CliError::Usage("no GPU was named".into()));
     };
-    let text = tell(model, &shares, first, route);
+    let text = report_text(model, &shares, first, route);
     let sum = |of: fn(&Plan) -> u64| shares.iter().map(|share| of(&share.plan)).sum::<u64>();
     let fit = shares.iter().map(|share| share.fit).collect::<Option<Vec<_>>>();
     let peak = shares.iter().map(|s| s.fit.map_or(s.plan.gpu_bytes, |fit| fit.peak_gpu_bytes)).sum::<u64>();
@@ -35,7 +35,7 @@ pub(super) fn show_plan(model: &Model, shares: Vec<Share>, route: &str) -> Resul
     Ok(Report::streamed(Planned { summary, gpus }, text))
 }
 
-/// The document. It repeats the lists of its first GPU at the top.
+/// The JSON document. The lists of the first GPU are repeated at the top level.
 struct Planned {
     summary: Value,
     gpus: Vec<PlannedGpu>,
@@ -53,7 +53,7 @@ impl Serialize for Planned {
     }
 }
 
-/// What a GPU would get.
+/// The plan of one GPU.
 struct PlannedGpu {
     summary: Value,
     plan: Plan,
@@ -85,13 +85,13 @@ fn fields<M: SerializeMap>(map: &mut M, summary: &Value) -> std::result::Result<
     summary.as_object().into_iter().flatten().try_for_each(|(name, value)| map.serialize_entry(name, value))
 }
 
-/// The lists that are as long as the model.
+/// Serializes the ranges and tensors.
 fn lists<M: SerializeMap>(map: &mut M, plan: &Plan) -> std::result::Result<(), M::Error> {
     map.serialize_entry("ranges", &plan.ranges)?;
     map.serialize_entry("arena", &plan.tensors)
 }
 
-fn tell(model: &Model, shares: &[Share], first: &Plan, route: &str) -> ReportText {
+fn report_text(model: &Model, shares: &[Share], first: &Plan, route: &str) -> ReportText {
     let sum = |of: fn(&Plan) -> u64| shares.iter().map(|share| of(&share.plan)).sum::<u64>();
     let (bytes, gpu_bytes) = (sum(|plan| plan.tensor_bytes), sum(|plan| plan.gpu_bytes));
     let read_bytes = read_bytes(shares);
@@ -105,13 +105,13 @@ fn tell(model: &Model, shares: &[Share], first: &Plan, route: &str) -> ReportTex
     let why = shares.first().map_or("", |share| &share.gpu.why);
     text.row("gpu", format!("{}: {why}", names(shares.iter().map(|share| &share.gpu))));
     if let Some(descriptors) = Descriptors::of(model) {
-        text.row("files", descriptors.words());
+        text.row("files", descriptors.text());
     }
     text.row("route", route);
     if first.options.direct {
         let direct = sum(Plan::direct_bytes);
-        let rest = read_bytes - direct;
-        text.row("", format!("{} direct, {} by a slot", units::bytes(direct), units::bytes(rest)));
+        let staged = read_bytes - direct;
+        text.row("", format!("{} direct, {} staged", units::bytes(direct), units::bytes(staged)));
     }
     for share in shares {
         text.row("fits", fits(share));
@@ -119,7 +119,7 @@ fn tell(model: &Model, shares: &[Share], first: &Plan, route: &str) -> ReportTex
     text
 }
 
-/// The bytes read for all of them: files are read once for several GPUs, a drive for each GPU.
+/// Total bytes read. Local files are read once for all GPUs, a drive once for each GPU.
 fn read_bytes(shares: &[Share]) -> u64 {
     let plans: Vec<&Plan> = shares.iter().map(|share| &share.plan).collect();
     if plans.iter().any(|plan| plan.options.direct) {
@@ -128,7 +128,7 @@ fn read_bytes(shares: &[Share]) -> u64 {
     plan::read_bytes(&plans)
 }
 
-/// Whether a GPU has the room, in words.
+/// Whether the GPU has enough free memory, as text.
 fn fits(share: &Share) -> String {
     match &share.fit {
         Some(fit) if fit.fits => format!("yes: {} are free", units::bytes(fit.free_gpu_bytes)),
@@ -137,6 +137,6 @@ fn fits(share: &Share) -> String {
             units::bytes(fit.free_gpu_bytes),
             units::bytes(fit.missing_bytes)
         ),
-        None => "the emulated GPU takes what host memory there is".into(),
+        None => "unknown: the emulated GPU uses host memory".into(),
     }
 }

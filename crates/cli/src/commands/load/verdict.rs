@@ -11,29 +11,30 @@ use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::outputs;
 
-/// Compares every GPU's memory with the files once more. The outer error says that this was not possible, the inner one
-/// that bytes differ.
-pub(super) fn compare(model: &Model, held: &[LoadedShare], context: &CommandContext) -> Result<Result<()>> {
-    let go_on = || context.stop.check().is_ok();
-    for LoadedShare { share, arena, .. } in held {
-        if let Some(at) = check::compare(&share.plan, &model.files, arena, &go_on)? {
-            let place = format!("byte {} of the arena on, in {}", at.at, at.tensor);
+/// Compares every GPU's memory with the files. The outer error means that this failed, the inner one that bytes differ.
+pub(super) fn compare(model: &Model, loaded: &[LoadedShare], context: &CommandContext) -> Result<Result<()>> {
+    let keep_going = || context.stop.check().is_ok();
+    for LoadedShare { share, arena, .. } in loaded {
+        if let Some(at) = check::compare(&share.plan, &model.files, arena, &keep_going)? {
             let gpu = share.gpu.gpu.name();
-            let why = format!("the memory of GPU {gpu} and the file differ from {place}");
+            let why = format!(
+                "the memory of GPU {gpu} differs from the file, first at byte {} of the arena, in {}",
+                at.at, at.tensor
+            );
             return Ok(Err(CliError::Mismatch(why)));
         }
     }
     Ok(Ok(()))
 }
 
-/// Compares GPU memory with the manifest, which has whole tensors only.
-pub(super) fn against(
+/// Compares GPU memory with the manifest, which contains only whole tensors.
+pub(super) fn compare_with_manifest(
     (path, manifest): &(&Path, Manifest),
     model: &Model,
-    held: &[LoadedShare],
+    loaded: &[LoadedShare],
 ) -> Result<Compared> {
     let mut all = Compared::default();
-    for LoadedShare { share, sums, .. } in held {
+    for LoadedShare { share, sums, .. } in loaded {
         let sums = sums.as_deref().unwrap_or_default();
         let compared = check::against(manifest, model, &share.plan, sums);
         let wrong = |why| CliError::Mismatch(format!("{}: {why}", path.display()));
@@ -42,11 +43,11 @@ pub(super) fn against(
     Ok(all)
 }
 
-/// Writes the checksums of tensors that were compared with their files. All of them are there, and whole.
-pub(super) fn write_manifest(path: &Path, model: &Model, held: &[LoadedShare]) -> Result<()> {
+/// Writes the checksums of all tensors, after they were compared with their files.
+pub(super) fn write_manifest(path: &Path, model: &Model, loaded: &[LoadedShare]) -> Result<()> {
     let mut manifest = Manifest::default();
     let infos: HashMap<_, _> = model.tensors.iter().map(|t| (t.info.name.as_str(), &t.info)).collect();
-    for LoadedShare { share, sums, .. } in held.iter().take(1) {
+    for LoadedShare { share, sums, .. } in loaded.iter().take(1) {
         for (placed, sum) in share.plan.tensors.iter().zip(sums.iter().flatten()) {
             if let Some(info) = infos.get(placed.name.as_str()) {
                 manifest.add(info, *sum);

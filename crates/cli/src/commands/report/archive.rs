@@ -1,4 +1,4 @@
-//! A tar.gz of files that are in memory.
+//! Writes files from memory into a tar.gz.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -9,21 +9,21 @@ use flate2::write::GzEncoder;
 
 use crate::error::{CliError, Result};
 
-/// The folder that it is unpacked to.
+/// The top-level folder in the archive.
 const FOLDER: &str = "onehop-report";
 
-/// An archive to write. Its file exists from the start, and is removed if the archive is not finished.
+/// An archive in progress. Its file is created first, and removed if the archive is not completed.
 pub(super) struct Archive<'a> {
     path: &'a Path,
     file: File,
-    is_whole: bool,
+    is_complete: bool,
 }
 
 impl<'a> Archive<'a> {
-    /// Creates the file. An existing one is never overwritten.
+    /// Creates the file. An existing file is never overwritten.
     pub(super) fn create(path: &'a Path) -> Result<Self> {
         match File::options().write(true).create_new(true).open(path) {
-            Ok(file) => Ok(Self { path, file, is_whole: false }),
+            Ok(file) => Ok(Self { path, file, is_complete: false }),
             Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(CliError::Usage(format!(
                 "{} exists: name another file with --out, or remove it",
                 path.display()
@@ -32,19 +32,19 @@ impl<'a> Archive<'a> {
         }
     }
 
-    /// Writes it; its size.
+    /// Writes the archive; returns its size.
     pub(super) fn write(mut self, members: &[(String, Vec<u8>)]) -> Result<u64> {
         let failed = |e| CliError::file("writing", self.path, e);
         let bytes = pack(members).map_err(failed)?;
         self.file.write_all(&bytes).and_then(|()| self.file.sync_all()).map_err(failed)?;
-        self.is_whole = true;
+        self.is_complete = true;
         Ok(bytes.len() as u64)
     }
 }
 
 impl Drop for Archive<'_> {
     fn drop(&mut self) {
-        if !self.is_whole {
+        if !self.is_complete {
             let _ = std::fs::remove_file(self.path);
         }
     }
@@ -53,7 +53,7 @@ impl Drop for Archive<'_> {
 fn pack(members: &[(String, Vec<u8>)]) -> std::io::Result<Vec<u8>> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::best()));
     for (name, bytes) in members {
-        // Neither owner nor time: they say whose machine it was, and where.
+        // No owner and no time: they could identify the machine.
         let mut header = tar::Header::new_gnu();
         header.set_size(bytes.len() as u64);
         header.set_mode(0o644);

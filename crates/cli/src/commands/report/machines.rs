@@ -1,4 +1,4 @@
-//! What the archive would hold of every machine that doctor's tests compose, given an owner, names and numbers.
+//! Tests the archive with the doctor's composed machines, to which identifying names and numbers are added.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,11 +11,11 @@ use super::{ReportStep, members, step};
 use crate::commands::CommandContext;
 use crate::stop::StopFlag;
 
-/// Doctor's composed machines, which have neither names nor numbers of their own.
+/// The doctor's composed machines, which contain nothing that identifies an owner.
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../doctor/fixtures");
 const PCI: &str = "/sys/bus/pci/devices/";
 
-/// The owner's words, which must not be in an archive; a drive's serial number has the drive's number behind it.
+/// Identifying words, which must not be in an archive. Each drive's number is appended to its serial number.
 const HOST: &str = "gpu-17.acme.example";
 const SHORT_HOST: &str = "gpu-17";
 const USER: &str = "lovelace";
@@ -36,7 +36,7 @@ fn fixtures() -> Vec<(String, Record)> {
     all
 }
 
-/// Appends to the first line of a file; one that is missing is made.
+/// Appends to a file, which is created if it is missing.
 fn append(record: &mut Record, path: &str, more: &str) {
     let text = match record.files.get(path) {
         Some(Content::Text(text)) => text.trim_end().to_owned(),
@@ -45,8 +45,8 @@ fn append(record: &mut Record, path: &str, more: &str) {
     record.files.insert(path.to_owned(), Content::Text(format!("{text}{more}\n")));
 }
 
-/// The machine, with an owner. The words that identify it are where Linux has them, and in texts that doctor repeats.
-fn owned(mut record: Record) -> Record {
+/// Adds identifying words to a machine: where Linux has them, and in texts that doctor prints.
+fn personalize(mut record: Record) -> Record {
     append(&mut record, "/proc/sys/kernel/hostname", HOST);
     append(&mut record, "/etc/hostname", HOST);
     append(&mut record, "/etc/machine-id", &UUID.replace('-', ""));
@@ -81,22 +81,22 @@ fn owned(mut record: Record) -> Record {
     }
     let gpus = record.answers.get_mut("cuda").and_then(|cuda| cuda["gpus"].as_array_mut());
     for gpu in gpus.into_iter().flatten() {
-        // No drive's model or number is in what doctor and topo print, so a GPU's name says it.
+        // Doctor and topo do not print drive serial numbers, so they are added to the GPU's name.
         let drive = if models.is_empty() { "" } else { DRIVE };
-        let beside = format!("beside nqn.1994-11.com.maker:{drive}0x, eui.{EUI}");
-        gpu["name"] = json!(format!("{} of {USER} (GPU-{UUID}) {beside}", gpu["name"].as_str().unwrap()));
+        let nqn = format!("beside nqn.1994-11.com.maker:{drive}0x, eui.{EUI}");
+        gpu["name"] = json!(format!("{} of {USER} (GPU-{UUID}) {nqn}", gpu["name"].as_str().unwrap()));
     }
     record
 }
 
-/// The owner's words that are in a text, in any spelling.
-fn found(text: &str) -> Vec<&'static str> {
+/// The identifying words in a text, in any case.
+fn identifying_words(text: &str) -> Vec<&'static str> {
     let text = text.to_ascii_lowercase();
     let words = [HOST, SHORT_HOST, USER, MOUNT, DRIVE, BOARD, MAC, GUID, EUI, UUID];
     words.into_iter().filter(|word| text.contains(&word.to_ascii_lowercase())).collect()
 }
 
-/// What `report` runs that a recorded machine can answer.
+/// The steps of `report` that work on a recorded machine.
 fn steps(name: &str, record: &Record) -> Vec<ReportStep> {
     let file = std::env::temp_dir().join(format!("onehop-report-{name}-{}.json", std::process::id()));
     fs::write(&file, record.to_bytes()).unwrap();
@@ -114,7 +114,7 @@ fn steps(name: &str, record: &Record) -> Vec<ReportStep> {
     steps.into()
 }
 
-/// Everything in the archive that a user of this machine would make.
+/// All text of the archive for a user of this machine, and the number of removals.
 fn archive(record: &Record, steps: &[ReportStep]) -> (String, u64) {
     let variable = |name: &str| match name {
         "HOME" => format!("/home/{USER}"),
@@ -122,35 +122,36 @@ fn archive(record: &Record, steps: &[ReportStep]) -> (String, u64) {
         _ => String::new(),
     };
     let mut private = Private::of(&Root::recorded(record.clone()), 1000, variable);
-    steps.iter().for_each(|step| private.learn(&step.document));
+    steps.iter().for_each(|step| private.add_document(&step.document));
     let members = members(steps, &private).unwrap();
     let texts: Vec<_> = members.iter().map(|(_, bytes)| str::from_utf8(bytes).unwrap()).collect();
     (texts.join("\n"), private.removed())
 }
 
 #[test]
-fn nothing_of_the_owner_is_in_the_archive_of_a_composed_machine() {
-    let mut of_all = Vec::new();
+fn archives_contain_no_identifying_words() {
+    let mut seen = Vec::new();
     for (name, record) in fixtures() {
-        let record = owned(record);
+        let record = personalize(record);
         let steps = steps(&format!("{name}-owned"), &record);
         let before: String =
             steps.iter().map(|step| format!("{:#}\n{}\n", step.document, step.text)).collect();
-        let said = found(&before);
-        assert!(said.len() >= 4, "{name}: doctor and topo repeat too little to try this with: {said:?}");
-        of_all.extend(said);
+        let words = identifying_words(&before);
+        assert!(words.len() >= 4, "{name}: doctor and topo print too few identifying words: {words:?}");
+        seen.extend(words);
         let (archive, removed) = archive(&record, &steps);
-        assert!(found(&archive).is_empty(), "{name}: {:?} in\n{archive}", found(&archive));
+        let left = identifying_words(&archive);
+        assert!(left.is_empty(), "{name}: {left:?} in\n{archive}");
         assert!(removed > 0, "{name}");
     }
     for word in [HOST, SHORT_HOST, USER, MOUNT, DRIVE, BOARD, MAC, GUID, EUI, UUID] {
-        assert!(of_all.contains(&word), "no machine repeats {word}, so nothing was tried with it");
+        assert!(seen.contains(&word), "no machine prints {word}, so its removal was not tested");
     }
 }
 
-/// A report keeps what is known of the machine's hardware, which is not secret.
+/// Descriptions of hardware are not secret, so a report keeps them.
 #[test]
-fn what_was_found_of_a_composed_machine_is_in_its_archive() {
+fn archives_contain_all_findings() {
     for (name, record) in fixtures() {
         let steps = steps(&name, &record);
         let (archive, removed) = archive(&record, &steps);

@@ -1,5 +1,5 @@
-//! Removes what identifies this machine or its owner from everything that is published: names, serial numbers,
-//! identifiers of hardware, file paths.
+//! Removes what identifies this machine or its owner from published reports: names, serial numbers, hardware
+//! identifiers, file paths.
 
 use std::cell::Cell;
 use std::net::ToSocketAddrs;
@@ -8,10 +8,10 @@ use onehop_pci::{Root, Usage};
 use serde_json::Value;
 
 /// Fields whose values identify a piece of hardware.
-const FIELDS: [&str; 6] = ["serial", "subsystem_nqn", "nguid", "eui64", "wwid", "uuid"];
-/// Where the kernel and the distribution keep the names of this machine.
+const ID_FIELDS: [&str; 6] = ["serial", "subsystem_nqn", "nguid", "eui64", "wwid", "uuid"];
+/// Files with the names of this machine.
 const HOST_FILES: [&str; 3] = ["/proc/sys/kernel/hostname", "/proc/sys/kernel/domainname", "/etc/hostname"];
-/// Where its numbers are; most of them for root only.
+/// Files with identifiers of this machine, most of them readable only by root.
 const ID_FILES: [&str; 5] = [
     "/etc/machine-id",
     "/sys/class/dmi/id/product_serial",
@@ -19,11 +19,11 @@ const ID_FILES: [&str; 5] = [
     "/sys/class/dmi/id/board_serial",
     "/sys/class/dmi/id/chassis_serial",
 ];
-/// Who runs this, and for whom.
+/// Environment variables with user names.
 const USER_VARIABLES: [&str; 3] = ["USER", "LOGNAME", "SUDO_USER"];
-/// Fields that hold words of our own, whatever the machine is called.
-const WORDS: [&str; 8] = ["class", "direction", "group", "id", "kind", "route", "status", "verdict"];
-/// Names that many machines and users have, and that identify none.
+/// Fields with fixed values, which are never replaced.
+const FIXED_FIELDS: [&str; 8] = ["class", "direction", "group", "id", "kind", "route", "status", "verdict"];
+/// Common names, which identify no machine or user.
 const COMMON_NAMES: [&str; 13] = [
     "root",
     "user",
@@ -39,18 +39,18 @@ const COMMON_NAMES: [&str; 13] = [
     "vm",
     "gpu",
 ];
-/// Mount points that many machines have, and folders whose mount points belong to the system.
+/// Common mount points, and prefixes of system mount points.
 const COMMON_MOUNTS: [&str; 9] = ["/", "/boot", "/efi", "/home", "/mnt", "/opt", "/srv", "/tmp", "/var"];
 const SYSTEM_MOUNTS: [&str; 7] = ["/boot/", "/dev", "/etc/", "/proc", "/run", "/sys", "/usr"];
-/// A serial number as long as this is replaced within words too: others carry it, such as NVMe qualified names.
-const LONG: usize = 6;
-/// Upper limit of a file with names, such as the mount table.
+/// Serial numbers of at least this length are replaced within words too, such as NVMe qualified names.
+const MIN_WITHIN_WORD: usize = 6;
+/// Maximum size of a file with names, such as the mount table.
 const MAX_FILE: usize = 4 << 20;
 
-/// The words to replace, and what replaces them.
+/// The texts to replace, and their replacements.
 #[derive(Default)]
 pub(super) struct Private {
-    /// The longest first, because one may hold another.
+    /// The longest first, because one may contain another.
     secrets: Vec<Secret>,
     removed: Cell<u64>,
 }
@@ -59,18 +59,18 @@ struct Secret {
     /// In lower case.
     text: String,
     label: &'static str,
-    /// Whether it may be a part of a word.
-    anywhere: bool,
+    /// Whether it is replaced within words too.
+    within_words: bool,
 }
 
 impl Private {
-    /// Names and numbers that identify this machine.
+    /// Collects what identifies this machine.
     pub(super) fn of_this_machine() -> Self {
         let user = rustix::process::getuid().as_raw();
         Self::of(&Root::here(), user, |name| std::env::var(name).unwrap_or_default())
     }
 
-    /// The same of any machine, for a user with these environment variables.
+    /// Collects what identifies a machine, for a user with these environment variables.
     pub(super) fn of(root: &Root, user: u32, variable: impl Fn(&str) -> String) -> Self {
         let mut private = Self::default();
         let read = |path: &str| {
@@ -81,7 +81,7 @@ impl Private {
             private.add(&name, "[host]");
             private.add(name.split('.').next().unwrap_or_default(), "[host]");
         }
-        // Boards without a number have words there, such as "Default string".
+        // Boards without a serial number have text there, such as "Default string".
         for id in ID_FILES.map(read).iter().filter(|id| !id.trim().contains(' ')) {
             private.add(id, SERIAL);
         }
@@ -109,18 +109,18 @@ impl Private {
         private
     }
 
-    /// What the name of a drive says about where it is: hosts, NQNs and paths.
+    /// Adds hosts, NQNs and paths in the name of a drive.
     pub(super) fn add_drive_name(&mut self, drive: &str) {
         let Some((_, target)) = drive.split_once("://") else {
             let (name, options) = drive.split_once('?').unwrap_or((drive, ""));
             let (scheme, place) = name.split_once(':').unwrap_or((name, ""));
-            // Other names of simulated drives and PCI devices say nothing about where they are.
-            let names_files = match scheme {
+            // Other names of simulated drives and PCI devices contain no paths.
+            let has_paths = match scheme {
                 "sim" => !place.starts_with("mem:") && place != "usdr",
                 "qtest" | "vfio-user" => true,
                 _ => false,
             };
-            let paths = place.split(',').filter(|part| names_files && !part.contains('='));
+            let paths = place.split(',').filter(|part| has_paths && !part.contains('='));
             let more = options.split(['&', '=']).filter(|value| value.contains('/'));
             return paths.chain(more).for_each(|path| self.add(path, "[path]"));
         };
@@ -132,7 +132,7 @@ impl Private {
         };
         let host = host.unwrap_or_default();
         self.add(host, "[host]");
-        // Errors name the address that the host has.
+        // Error messages contain the host's address.
         for address in (host, 0).to_socket_addrs().into_iter().flatten() {
             self.add(&address.ip().to_string(), "[host]");
         }
@@ -146,31 +146,31 @@ impl Private {
         }
     }
 
-    /// What a document says of the hardware.
-    pub(super) fn learn(&mut self, document: &Value) {
+    /// Adds the identifiers in a JSON document.
+    pub(super) fn add_document(&mut self, document: &Value) {
         match document {
             Value::Object(fields) => fields.iter().for_each(|(name, value)| match value {
-                Value::String(text) if FIELDS.contains(&name.as_str()) => self.add(text, SERIAL),
-                value => self.learn(value),
+                Value::String(text) if ID_FIELDS.contains(&name.as_str()) => self.add(text, SERIAL),
+                value => self.add_document(value),
             }),
-            Value::Array(list) => list.iter().for_each(|value| self.learn(value)),
+            Value::Array(list) => list.iter().for_each(|value| self.add_document(value)),
             _ => {}
         }
     }
 
-    /// How much was removed so far.
+    /// The number of removals so far.
     pub(super) fn removed(&self) -> u64 {
         self.removed.get()
     }
 
     fn add(&mut self, text: &str, label: &'static str) {
         let text = text.trim().to_ascii_lowercase();
-        let says_nothing = text.len() < 2 || text.bytes().all(|b| matches!(b, b'0' | b'-' | b':'));
-        if says_nothing || COMMON_NAMES.contains(&&*text) || self.secrets.iter().any(|s| s.text == text) {
+        let is_meaningless = text.len() < 2 || text.bytes().all(|b| matches!(b, b'0' | b'-' | b':'));
+        if is_meaningless || COMMON_NAMES.contains(&&*text) || self.secrets.iter().any(|s| s.text == text) {
             return;
         }
-        let anywhere = label == SERIAL && text.len() >= LONG;
-        self.secrets.push(Secret { text, label, anywhere });
+        let within_words = label == SERIAL && text.len() >= MIN_WITHIN_WORD;
+        self.secrets.push(Secret { text, label, within_words });
         self.secrets.sort_by_key(|secret| std::cmp::Reverse(secret.text.len()));
     }
 
@@ -182,17 +182,17 @@ impl Private {
         }
     }
 
-    /// Removes everything from a document.
+    /// Removes what identifies the machine from a JSON document.
     pub(super) fn clean(&self, document: &mut Value) {
         match document {
             Value::Object(fields) => {
                 for (name, value) in fields {
                     match value {
-                        Value::String(text) if FIELDS.contains(&name.as_str()) && !text.is_empty() => {
+                        Value::String(text) if ID_FIELDS.contains(&name.as_str()) && !text.is_empty() => {
                             self.count();
                             SERIAL.clone_into(text);
                         }
-                        Value::String(_) if WORDS.contains(&name.as_str()) => {}
+                        Value::String(_) if FIXED_FIELDS.contains(&name.as_str()) => {}
                         value => self.clean(value),
                     }
                 }
@@ -203,7 +203,7 @@ impl Private {
         }
     }
 
-    /// Removes everything from a text.
+    /// Removes what identifies the machine from a text.
     pub(super) fn text(&self, text: &str) -> String {
         let known = self.secrets.iter().fold(text.to_owned(), |text, secret| self.without(&text, secret));
         self.without_ids(&self.without_users(&known))
@@ -221,7 +221,7 @@ impl Private {
             let (before, after) = (text[..at].chars().next_back(), text[end..].chars().next());
             let is_word =
                 !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric);
-            if secret.anywhere || is_word {
+            if secret.within_words || is_word {
                 self.count();
                 out.push_str(&text[done..at]);
                 out.push_str(secret.label);
@@ -231,7 +231,7 @@ impl Private {
         out + &text[done..]
     }
 
-    /// Without the names of users in the paths of their files.
+    /// Removes user names in paths of home directories.
     fn without_users(&self, text: &str) -> String {
         let mut parts = text.split("/home/");
         let mut out = parts.next().unwrap_or_default().to_owned();
@@ -247,7 +247,7 @@ impl Private {
         out
     }
 
-    /// Without numbers whose form marks them as identifiers: UUIDs, MAC addresses, GUIDs of InfiniBand, EUIs.
+    /// Removes UUIDs, MAC addresses, InfiniBand GUIDs and EUIs, recognised by their form.
     fn without_ids(&self, text: &str) -> String {
         let bytes = text.as_bytes();
         let (mut out, mut done, mut at) = (String::with_capacity(text.len()), 0, 0);
@@ -274,7 +274,7 @@ impl Private {
 
 const SERIAL: &str = "[serial]";
 
-/// The length of the identifier that begins here, if one does.
+/// The length of the identifier at the start of `bytes`, if there is one.
 fn id_length(bytes: &[u8]) -> Option<usize> {
     let run =
         |from: usize| bytes[from.min(bytes.len())..].iter().take_while(|b| b.is_ascii_hexdigit()).count();
@@ -289,21 +289,21 @@ fn id_length(bytes: &[u8]) -> Option<usize> {
         }
         (is && ends(at)).then_some(at)
     };
-    // Six or more bytes with signs between them, or four or more pairs of bytes.
+    // At least six bytes, or four pairs of bytes, with separators.
     let groups = |length: usize, least: usize| {
-        let sign = *bytes.get(length).filter(|sign| matches!(sign, b':' | b'-'))?;
+        let separator = *bytes.get(length).filter(|separator| matches!(separator, b':' | b'-'))?;
         let (mut at, mut count) = (0, 0);
         while run(at) == length {
             count += 1;
             at += length;
-            if bytes.get(at) != Some(&sign) || run(at + 1) != length {
+            if bytes.get(at) != Some(&separator) || run(at + 1) != length {
                 break;
             }
             at += 1;
         }
         (count >= least && ends(at)).then_some(at)
     };
-    // A number as long as an EUI-64. Addresses begin with 0x, and x is not a hexadecimal digit.
+    // A number of at least the length of an EUI-64. Bus addresses begin with 0x, which does not match.
     let long = (run(0) >= 16 && ends(run(0))).then(|| run(0));
     uuid.or_else(|| groups(2, 6)).or_else(|| groups(4, 4)).or(long)
 }
@@ -322,14 +322,14 @@ mod tests {
         private.add_folder("/srv/weights/", "[mount]");
         private.add("root", "[user]");
         private.add("0000", SERIAL);
-        private.learn(
+        private.add_document(
             &json!({ "drive": { "serial": " S6XYNS0T1 " }, "namespaces": [{ "eui64": "0000000000000000" }] }),
         );
         private
     }
 
     #[test]
-    fn names_and_numbers_are_taken_out() {
+    fn names_and_numbers_are_removed() {
         let private = private();
         for (text, clean) in [
             ("on Build-7.example.org.", "on [host]."),
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_drives_are_taken_out() {
+    fn names_in_drive_names_are_removed() {
         for (name, text, clean) in [
             (
                 "nvme-tcp://store7:4420/nqn.2026-11.com.corp:models?reconnect=1&hostnqn=nqn.x:me",

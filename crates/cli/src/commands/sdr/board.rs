@@ -1,4 +1,4 @@
-//! From the value of `--device` to a board.
+//! Resolves the value of `--device` to a board.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use onehop_sdr::{BoardName, Card, Profile, Session};
 
 use crate::error::{CliError, Result};
 
-/// Which board.
+/// The option `--device`.
 #[derive(Clone, clap::Args)]
 pub(super) struct BoardArg {
     /// The board: sim:usdr with options, or a PCI address
@@ -23,59 +23,59 @@ pub(super) struct BoardArg {
                      (waits instead of losing samples), id=10ee:7045, max=1048576, mask=32, time=1 (events carry the board's clock), \
                      missing=0+3-5@n=7 (these bursts of every seventh block), untold=1 (losses are not reported), \
                      iommu=translated|off, bar=low|high, p2p=works|writes|dropped|refused, flr=1.\n\
-                     A PCI address takes rate=10M (what the board was set to) and signal=counter (what it is known to send)"
+                     A PCI address takes rate=10M (its configured rate) and signal=counter (if it sends a counter)"
     )]
     device: String,
 }
 
-/// A board that was opened. The model, where it is one of this process, outlives the session.
+/// An open board. A simulated board outlives its session.
 pub(super) struct OpenedBoard {
     pub session: Arc<Session>,
-    pub model: Option<Board>,
-    /// Samples a second, where that is known.
+    pub simulation: Option<Board>,
+    /// Samples per second, if known.
     pub rate: Option<f64>,
     /// Whether it sends a counter, so that every sample can be checked.
     pub counter: bool,
 }
 
 impl OpenedBoard {
-    /// How long a block of this many samples may take to arrive or to be played: several times its own duration, for
-    /// busy machines.
-    pub(super) fn patience(&self, samples: u32) -> Duration {
-        patience(self.rate, samples)
+    /// Time limit for a block of this many samples to arrive or be played: several times its duration, for busy
+    /// machines.
+    pub(super) fn timeout(&self, samples: u32) -> Duration {
+        timeout(self.rate, samples)
     }
 
-    /// What the model has done, where there is one to ask.
+    /// Statistics of a simulated board.
     pub(super) fn stats(&self) -> Option<BoardStats> {
-        self.model.as_ref().map(Board::stats)
+        self.simulation.as_ref().map(Board::stats)
     }
 
-    /// Rules of the board that the driver broke, as far as they are known: by name, and how.
-    pub(super) fn breaches(&self) -> Vec<(&'static str, String)> {
-        let list = self.model.as_ref().map(Board::violations).unwrap_or_default();
+    /// Rules of the board that the driver violated: name and detail. Only a simulated board detects them.
+    pub(super) fn violations(&self) -> Vec<(&'static str, String)> {
+        let list = self.simulation.as_ref().map(Board::violations).unwrap_or_default();
         list.into_iter().map(|violation| (violation.rule.name(), violation.detail)).collect()
     }
 
-    /// The first of them, as what went wrong.
-    pub(super) fn broken_rule(&self) -> Option<CliError> {
-        let (rule, detail) = self.breaches().into_iter().next()?;
-        Some(CliError::Failed(format!("the driver broke a rule of the board: {rule}: {detail}")))
+    /// The first violation as an error.
+    pub(super) fn violation_error(&self) -> Option<CliError> {
+        let (rule, detail) = self.violations().into_iter().next()?;
+        Some(CliError::Failed(format!("the driver violated a rule of the board: {rule}: {detail}")))
     }
 }
 
-fn patience(rate: Option<f64>, samples: u32) -> Duration {
-    // Every board that moves samples faster than that.
-    let slowest = 1e5;
-    Duration::from_secs_f64(f64::from(samples) / rate.unwrap_or(slowest) * 4.0) + Duration::from_secs(5)
+fn timeout(rate: Option<f64>, samples: u32) -> Duration {
+    // Assumed for an unknown rate; boards are faster.
+    let min_rate = 1e5;
+    Duration::from_secs_f64(f64::from(samples) / rate.unwrap_or(min_rate) * 4.0) + Duration::from_secs(5)
 }
 
-/// The simulated board with these options.
+/// Creates a simulated board with these options.
 pub(crate) fn simulated(options: &str) -> Result<Board> {
     let config = BoardConfig::parse(options).map_err(|error| CliError::Usage(error.to_string()))?;
     Board::new(config).map_err(|error| CliError::Failed(error.to_string()))
 }
 
-/// Opens it.
+/// Opens a board.
 pub(super) fn open(arg: &BoardArg) -> Result<OpenedBoard> {
     let name = arg.device.as_str();
     if let Some(options) = name.strip_prefix("sim:") {
@@ -90,7 +90,7 @@ pub(super) fn open(arg: &BoardArg) -> Result<OpenedBoard> {
         name.clone_into(&mut port.name);
         let session = Session::open(Card::new(&port, board.interrupt(), profile))?;
         let (rate, counter) = (board.config().rate, board.config().signal.is_counter());
-        return Ok(OpenedBoard { session, model: Some(board), rate: Some(rate), counter });
+        return Ok(OpenedBoard { session, simulation: Some(board), rate: Some(rate), counter });
     }
     let name: BoardName = name.parse().map_err(|error| {
         let name = name.escape_debug();
@@ -98,7 +98,7 @@ pub(super) fn open(arg: &BoardArg) -> Result<OpenedBoard> {
     })?;
     let card = onehop_sdr::open(&Root::here(), name.address)?;
     let session = Session::open(card)?;
-    Ok(OpenedBoard { session, model: None, rate: name.rate, counter: name.counter })
+    Ok(OpenedBoard { session, simulation: None, rate: name.rate, counter: name.counter })
 }
 
 #[cfg(test)]
@@ -106,10 +106,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn broken_rules_fail_a_command() {
+    fn violations_fail_a_command() {
         let opened = open(&BoardArg { device: "sim:usdr".into() }).unwrap();
-        assert!(opened.broken_rule().is_none());
-        opened.model.as_ref().unwrap().note_irregular_access(2, 1);
-        assert!(opened.broken_rule().unwrap().to_string().contains("access: 1 bytes"));
+        assert!(opened.violation_error().is_none());
+        opened.simulation.as_ref().unwrap().note_irregular_access(2, 1);
+        assert!(opened.violation_error().unwrap().to_string().contains("access: 1 bytes"));
     }
 }

@@ -19,16 +19,16 @@ pub(crate) struct Args {
     packing: Packing,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let opened = board::open(&args.board)?;
     let card = opened.session.card();
-    let id = opened.model.as_ref().map(|model| (model.config().vendor, model.config().device)).or(card.id);
+    let id =
+        opened.simulation.as_ref().map(|model| (model.config().vendor, model.config().device)).or(card.id);
     let hex = |id: u16| format!("{id:#06x}");
     let (rx, tx) = (card.profile.rx, card.profile.tx);
     let shape = args.packing.shape(&rx, opened.rate)?;
     let mut text = ReportText::default();
-    let model = if card.simulated { ", a model of a board" } else { "" };
+    let model = if card.simulated { ", simulated" } else { "" };
     let numbers = id.map_or(String::new(), |(vendor, device)| format!(": {vendor:04x}:{device:04x}"));
     text.row("board", format!("{}{numbers}{model}", card.name));
     text.row(
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     );
     text.row("tx", format!("buffers of at most {}", units::bytes(tx.max_bytes.into())));
     let of_rate = |rate: f64| format!("{:.3} million samples a second", rate / 1e6);
-    text.row("rate", opened.rate.map_or("not known: what the board's own library set it to".into(), of_rate));
+    text.row("rate", opened.rate.map_or("unknown; the board's own library sets it".into(), of_rate));
     text.row(
         "ring",
         format!(

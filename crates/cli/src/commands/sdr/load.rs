@@ -1,41 +1,44 @@
-//! What this process costs the CPU.
+//! CPU time of this process.
 
 use std::fs;
 use std::time::Duration;
 
 /// The thread of the simulated board.
 const BOARD: &str = "sdr board";
-/// How long a tick of the kernel's accounts is, on every machine.
+/// The tick of the kernel's accounting: USER_HZ is 100 on all architectures.
 const TICK: Duration = Duration::from_millis(10);
 
 /// CPU time: of the simulated board's thread, and of all others.
 #[derive(Clone, Copy, Default)]
 pub(super) struct CpuTime {
     pub board: Duration,
-    pub ours: Duration,
+    pub process: Duration,
 }
 
 impl CpuTime {
-    /// What has been used up to now; none if the kernel does not report it.
+    /// The CPU time used so far; zero if the kernel does not report it.
     pub(super) fn now() -> Self {
         let mut sum = Self::default();
         for task in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
             if let Some((name, time)) =
                 fs::read_to_string(task.path().join("stat")).ok().as_deref().and_then(parse)
             {
-                *(if name == BOARD { &mut sum.board } else { &mut sum.ours }) += time;
+                *(if name == BOARD { &mut sum.board } else { &mut sum.process }) += time;
             }
         }
         sum
     }
 
-    /// What has been used since an earlier moment.
+    /// The CPU time used since an earlier reading.
     pub(super) fn since(self, earlier: Self) -> Self {
-        Self { board: self.board.saturating_sub(earlier.board), ours: self.ours.saturating_sub(earlier.ours) }
+        Self {
+            board: self.board.saturating_sub(earlier.board),
+            process: self.process.saturating_sub(earlier.process),
+        }
     }
 }
 
-/// A thread's name and time. The name may hold anything, so the last parenthesis is where it ends.
+/// Parses a thread's name and CPU time. The name may contain parentheses; the last one ends it.
 fn parse(stat: &str) -> Option<(&str, Duration)> {
     let (head, rest) = stat.rsplit_once(')')?;
     let name = head.split_once('(')?.1;
@@ -54,6 +57,6 @@ mod tests {
         assert_eq!(parse(line), Some(("a) (b", Duration::from_secs(2))));
         assert_eq!(parse("12 (a"), None);
         let now = CpuTime::now();
-        assert!(now.since(now).ours.is_zero());
+        assert!(now.since(now).process.is_zero());
     }
 }

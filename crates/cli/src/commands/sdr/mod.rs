@@ -1,4 +1,4 @@
-//! `onehop sdr`: samples of a board into GPU memory, and out of it.
+//! `onehop sdr`: moves samples between an SDR board and GPU memory.
 
 pub(crate) mod info;
 pub(crate) mod rx;
@@ -32,19 +32,18 @@ pub(crate) enum SdrCommand {
     Selftest(selftest::Args),
 }
 
-/// Runs one of them.
 pub(crate) fn run(command: &SdrCommand, context: &CommandContext) -> Result<Report> {
-    let ended = match command {
+    let result = match command {
         SdrCommand::Info(args) => info::run(args),
         SdrCommand::Rx(args) => rx::run(args, context),
         SdrCommand::Tx(args) => tx::run(args, context),
         SdrCommand::Selftest(args) => selftest::run(args, context),
     };
-    ended.map_err(|error| error.or_stopped(AT_REST))
+    result.map_err(|error| error.or_stopped(BOARD_IDLE))
 }
 
-/// What has become of a board after Ctrl-C.
-const AT_REST: &str = "the board is at rest";
+/// What a stop message says about the board.
+const BOARD_IDLE: &str = "the board is idle";
 
 /// How samples are packed.
 #[derive(Clone, clap::Args)]
@@ -52,17 +51,17 @@ struct Packing {
     /// The format of samples on the wire: ci16 or ci12
     #[arg(long, value_name = "FORMAT", default_value = "ci16", value_parser = format)]
     format: Format,
-    /// Bytes of each of 32 buffers [default: samples of 1/32 s if the rate is known; at most what the board can fill]
+    /// Size of each of the 32 buffers [default: samples of 1/32 s if the rate is known; otherwise the largest possible]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     buffer: Option<u64>,
 }
 
-/// Samples of a buffer at least, by default: enough for a spectrum.
-const FEWEST: u32 = 1024;
+/// Minimum number of samples in a buffer of the default size: enough for a spectrum.
+const MIN_SAMPLES: u32 = 1024;
 
-/// Samples of a buffer: few enough for a ring to come round in a second, so that its self-test is short.
+/// The default number of samples in a buffer: the ring wraps in about a second, so the self-test is short.
 fn samples_for(rate: Option<f64>) -> u32 {
-    rate.map_or(u32::MAX, |rate| (rate / f64::from(BUFFERS)) as u32).max(FEWEST)
+    rate.map_or(u32::MAX, |rate| (rate / f64::from(BUFFERS)) as u32).max(MIN_SAMPLES)
 }
 
 impl Packing {
@@ -85,7 +84,7 @@ fn format(text: &str) -> std::result::Result<Format, String> {
     found.ok_or_else(|| "formats are ci16 and ci12".into())
 }
 
-/// The value of `--route`: none is the best that works.
+/// Parses `--route`; `None` is the best route that works.
 fn route(text: &str) -> std::result::Result<Option<SampleRoute>, String> {
     if text == "auto" {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! The progress of a self-test that takes long, and how it is ended.
+//! Shows the progress of a long self-test, and lets Ctrl-C cancel it.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -11,30 +11,32 @@ use crate::error::CliError;
 use crate::stop::StopFlag;
 use crate::units;
 
-/// How long nothing is printed.
-const SHORT: Duration = Duration::from_secs(1);
+/// Nothing is printed before this.
+const SILENT_FOR: Duration = Duration::from_secs(1);
 
-/// Reports on stderr how far a self-test is: on a terminal in one line, elsewhere in one every ten seconds.
-pub(super) struct Notice<'a> {
+/// Prints the progress of a self-test on stderr: a redrawn line on a terminal, otherwise a line every ten seconds.
+pub(super) struct SelfTestProgress<'a> {
     stop: &'a StopFlag,
     buffer: u32,
-    begun: Instant,
+    start: Instant,
     reported: Option<Instant>,
     terminal: bool,
 }
 
-impl<'a> Notice<'a> {
+impl<'a> SelfTestProgress<'a> {
     pub(super) fn new(context: &'a CommandContext, shape: Shape) -> Self {
         let terminal = crate::terminal::has_bars();
-        Self { stop: &context.stop, buffer: shape.bytes(), begun: Instant::now(), reported: None, terminal }
+        Self { stop: &context.stop, buffer: shape.bytes(), start: Instant::now(), reported: None, terminal }
     }
 
-    /// Takes how many buffers have been filled; returns whether to go on.
-    pub(super) fn tell(&mut self, filled: u32) -> bool {
-        let pause = Duration::from_millis(if self.terminal { 250 } else { 10_000 });
-        if self.begun.elapsed() >= SHORT && self.reported.is_none_or(|reported| reported.elapsed() >= pause) {
+    /// Updates the number of filled buffers; returns whether to continue.
+    pub(super) fn update(&mut self, filled: u32) -> bool {
+        let interval = Duration::from_millis(if self.terminal { 250 } else { 10_000 });
+        if self.start.elapsed() >= SILENT_FOR
+            && self.reported.is_none_or(|reported| reported.elapsed() >= interval)
+        {
             self.reported = Some(Instant::now());
-            let mut words = format!("onehop: self-test, {} s", self.begun.elapsed().as_secs());
+            let mut words = format!("onehop: self-test, {} s", self.start.elapsed().as_secs());
             if filled > 0 {
                 let buffer = units::bytes(self.buffer.into());
                 words += &format!(": {filled} of {BUFFERS} buffers of {buffer} are filled");
@@ -46,7 +48,7 @@ impl<'a> Notice<'a> {
     }
 }
 
-impl Drop for Notice<'_> {
+impl Drop for SelfTestProgress<'_> {
     fn drop(&mut self) {
         if self.terminal && self.reported.is_some() {
             let _ = writeln!(std::io::stderr());
@@ -54,8 +56,8 @@ impl Drop for Notice<'_> {
     }
 }
 
-/// What went wrong with a board, or that the user stopped it.
-pub(super) fn ended(error: Error) -> CliError {
+/// Converts an error of the self-test; a cancelled one was stopped by the user.
+pub(super) fn self_test_error(error: Error) -> CliError {
     match error {
         Error::Cancelled => CliError::Interrupted,
         other => other.into(),

@@ -1,4 +1,4 @@
-//! A spectrum as a PNG: a column for each bin, brighter where there is more, below a line of the level.
+//! Draws a spectrum as a PNG: one column per bin, levels as a line.
 
 use std::io::BufWriter;
 use std::path::Path;
@@ -11,7 +11,7 @@ const BACK: [u8; 3] = [16, 18, 24];
 const GRID: [u8; 3] = [48, 52, 64];
 const LINE: [u8; 3] = [96, 208, 255];
 
-/// Writes it. The picture spans from 0 dBFS at its top to -120 at its bottom, a line each 10.
+/// Writes the picture. It spans 0 dBFS at the top to -120 dBFS at the bottom, with a grid line every 10 dB.
 pub(super) fn write(path: &Path, spectrum: &[f64]) -> Result<()> {
     let width = spectrum.len();
     let pixels = draw(spectrum);
@@ -35,14 +35,14 @@ fn draw(spectrum: &[f64]) -> Vec<u8> {
         let at = row_of(-f64::from(level)) * width * 3;
         pixels[at..at + width * 3].copy_from_slice(&GRID.repeat(width));
     }
-    let mut before = spectrum.first().map_or(0, |level| row_of(*level));
+    let mut previous = spectrum.first().map_or(0, |level| row_of(*level));
     for (column, level) in spectrum.iter().enumerate() {
         let row = row_of(*level);
-        for row in before.min(row)..=before.max(row) {
+        for row in previous.min(row)..=previous.max(row) {
             let at = (row * width + column) * 3;
             pixels[at..at + 3].copy_from_slice(&LINE);
         }
-        before = row;
+        previous = row;
     }
     pixels
 }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_picture_comes_back() {
+    fn a_written_picture_can_be_decoded() {
         let path = std::env::temp_dir().join(format!("onehop-spectrum-{}.png", std::process::id()));
         let mut spectrum = vec![-80.0; 256];
         spectrum[100] = 0.0;

@@ -1,4 +1,4 @@
-//! Samples in files as SigMF has them: `NAME.sigmf-data`, and `NAME.sigmf-meta` that says what they are.
+//! SigMF recordings: samples in `NAME.sigmf-data`, metadata in `NAME.sigmf-meta`.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{BufWriter, ErrorKind, Write};
@@ -11,31 +11,31 @@ use serde_json::{Value, json};
 use crate::error::{CliError, Result};
 use crate::{outputs, report};
 
-/// What is appended to a recording's name.
+/// File name endings of a recording.
 pub(super) const ENDINGS: [&str; 2] = [".sigmf-data", ".sigmf-meta"];
-/// What is appended to it before, until the recording is complete.
+/// Precedes the ending until the recording is complete.
 const PARTIAL: &str = ".partial";
 
-/// What a recording holds.
+/// What a recording contains.
 pub(super) struct Content<'a> {
-    /// The format of the samples that it is given.
+    /// The format of added samples.
     pub format: Format,
-    /// The factor by which the user wants samples multiplied. Without one, they are the board's.
+    /// A factor for all samples; `None` to record them as the board sent them.
     pub gain: Option<f32>,
-    /// Samples a second, where that is known.
+    /// Samples per second, if known.
     pub rate: Option<f64>,
     /// The board.
     pub hardware: &'a str,
 }
 
-/// A recording under way. Its samples are in a file of another name, with their metadata beside them, and take the place of
-/// an earlier recording when they are complete. So samples never lie beside another recording's metadata, however this ends.
-/// The data file is locked from before it is the only one of its name until it has its final name.
+/// A recording in progress. Samples and metadata are written to partial files, which replace an earlier recording when
+/// they are complete. So samples are never paired with another recording's metadata, however this ends. The partial
+/// data file is locked from its creation until it has its final name.
 pub(super) struct Recording {
     data: BufWriter<File>,
-    /// The paths of data and metadata.
+    /// Paths of the partial data and metadata.
     partial: [PathBuf; 2],
-    /// Metadata are written here first.
+    /// Metadata is written here, then renamed.
     draft: PathBuf,
     complete: [PathBuf; 2],
     format: Format,
@@ -43,13 +43,13 @@ pub(super) struct Recording {
     rate: Option<f64>,
     hardware: String,
     samples: u64,
-    /// Where samples follow each other without a gap: in the file, and by the board's clock.
+    /// Starts of runs of samples without a gap: index in the file, and number by the board's clock.
     captures: Vec<(u64, u64)>,
     is_over: bool,
 }
 
 impl Recording {
-    /// Begins a recording. An earlier one of this name stays until [`Self::finish`].
+    /// Starts a recording. An earlier one of this name is kept until [`Self::finish`].
     ///
     /// # Errors
     /// When another process is recording to that name.
@@ -72,12 +72,12 @@ impl Recording {
             captures: Vec::new(),
             is_over: false,
         };
-        // Before there are samples.
+        // Metadata must exist before the first sample.
         recording.describe()?;
         Ok(recording)
     }
 
-    /// Adds samples as the board sent them, of which the first has this number by its clock.
+    /// Adds samples as the board sent them. `first` is the number of the first one by the board's clock.
     pub(super) fn add(&mut self, first: u64, wire: &[u8]) -> Result<()> {
         let follows = self.captures.last().is_some_and(|(at, number)| number + (self.samples - at) == first);
         if !follows {
@@ -92,23 +92,23 @@ impl Recording {
         Ok(())
     }
 
-    /// Completes it, and replaces an earlier recording of this name.
+    /// Completes the recording, and replaces an earlier one of this name.
     pub(super) fn finish(mut self) -> Result<()> {
         self.data.flush().map_err(|e| CliError::file("writing", &self.partial[0], e))?;
         self.describe()?;
-        // What may fail for want of room comes before the earlier recording goes. The order of the rest is such that, whatever is
-        // interrupted, the data of either name belong to its metadata.
+        // Steps that may run out of space come before the earlier recording is removed. The order of the others ensures
+        // that, wherever this is interrupted, data and metadata of each name belong together.
         self.write_draft()?;
         remove(&self.complete[0])?;
         rename(&self.draft, &self.complete[1])?;
-        // The data come last: from then on, another process may record to this name.
+        // The data file is renamed last: from then on, another process may record to this name.
         remove(&self.partial[1])?;
         rename(&self.partial[0], &self.complete[0])?;
         self.is_over = true;
         Ok(())
     }
 
-    /// Puts metadata beside the partial data: all of them, or those of before stay.
+    /// Replaces the partial metadata atomically.
     fn describe(&self) -> Result<()> {
         self.write_draft()?;
         rename(&self.draft, &self.partial[1])
@@ -157,10 +157,13 @@ impl Drop for Recording {
         }
         if self.samples > 0 {
             let _ = self.data.flush();
-            // Where the gaps are; what the samples are has been there from the start.
+            // Only the gaps are new; the rest of the metadata was written at the start.
             let _ = self.describe();
             let _ = remove(&self.draft);
-            report::warn(&format!("what came before the failure is in {}", self.partial[0].display()));
+            report::warn(&format!(
+                "the samples received before the failure are in {}",
+                self.partial[0].display()
+            ));
             return;
         }
         let [data, meta] = &self.partial;
@@ -170,20 +173,20 @@ impl Drop for Recording {
     }
 }
 
-/// An empty file for the data of a recording, locked. What a process that was killed has left is replaced.
+/// Creates and locks the partial data file. One left by a killed process is replaced.
 fn claim(path: &Path, base: &Path) -> Result<File> {
-    let held = || CliError::Failed(format!("another process is recording to {}", base.display()));
-    // Until the lock is there, another process can take the name.
+    let busy = || CliError::Failed(format!("another process is recording to {}", base.display()));
+    // Before the file is locked, another process can replace it.
     let lock = |file: File| match file.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(held()),
+        Err(TryLockError::WouldBlock) => Err(busy()),
         // Some network file systems have no locks.
         Ok(()) | Err(TryLockError::Error(_)) if is_at(&file, path) => Ok(file),
-        _ => Err(held()),
+        _ => Err(busy()),
     };
     let mut open = File::options();
-    // A FIFO that is opened for both does not wait; nothing is read.
+    // Opening a FIFO for both directions does not block; nothing is read.
     open.read(true).write(true);
-    // Held until the new one is locked.
+    // Held until the new file is locked.
     let _earlier = match open.open(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => None,
         opened => {
@@ -193,12 +196,12 @@ fn claim(path: &Path, base: &Path) -> Result<File> {
         }
     };
     match open.create_new(true).open(path) {
-        Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(held()),
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(busy()),
         opened => lock(opened.map_err(|e| CliError::file("creating", path, e))?),
     }
 }
 
-/// Whether this path names this file.
+/// Whether the path still names this file.
 fn is_at(file: &File, path: &Path) -> bool {
     let identity = |meta: &fs::Metadata| (meta.dev(), meta.ino());
     matches!((file.metadata(), path.metadata()), (Ok(file), Ok(path)) if identity(&file) == identity(&path))
@@ -208,7 +211,7 @@ fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(|e| CliError::file("renaming", from, e))
 }
 
-/// Removes a file, if there is one.
+/// Removes a file if it exists.
 fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(CliError::file("removing", path, e)),
@@ -216,7 +219,7 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Samples as a recording holds them: 16 bits, or floating-point numbers if they are multiplied.
+/// Encodes samples for a recording: 16-bit integers, or floating-point numbers if they have a gain.
 fn encode(format: Format, gain: Option<f32>, wire: &[u8]) -> Vec<u8> {
     let sample = |bytes: &[u8]| {
         let bits = bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte));
@@ -230,16 +233,16 @@ fn encode(format: Format, gain: Option<f32>, wire: &[u8]) -> Vec<u8> {
     }
 }
 
-/// What a recording's metadata say of its samples.
+/// Metadata of an existing recording.
 pub(super) struct Recorded {
     rate: Option<f64>,
 }
 
 impl Recorded {
-    /// Of a file of samples; none if it is not a SigMF recording, or has no metadata beside it.
+    /// The metadata for a data file; `None` if it is no SigMF recording or has no metadata.
     ///
     /// # Errors
-    /// When these are the metadata, or say that the samples are not what boards take.
+    /// When this is a metadata file, or the samples have a format that boards do not accept.
     pub(super) fn of(data: &Path) -> Result<Option<Self>> {
         let [data_ending, meta_ending] = ENDINGS;
         let Some(name) = data.to_str() else { return Ok(None) };
@@ -253,7 +256,7 @@ impl Recorded {
         let text = match fs::read_to_string(&meta) {
             Ok(text) => text,
             Err(e) if e.kind() == ErrorKind::NotFound => {
-                report::warn(&format!("there is no {meta}; samples of {name} are taken for ci16_le"));
+                report::warn(&format!("there is no {meta}; samples in {name} are assumed to be ci16_le"));
                 return Ok(None);
             }
             Err(e) => return Err(CliError::file("reading", Path::new(&meta), e)),
@@ -265,21 +268,21 @@ impl Recorded {
             Some("ci16_le") => Ok(Some(Self { rate: global["core:sample_rate"].as_f64() })),
             Some(other) => {
                 let other = other.escape_debug();
-                Err(wrong(&format!("says that the samples are {other}; boards send ci16_le")))
+                Err(wrong(&format!("says that the samples are {other}; boards accept ci16_le only")))
             }
-            None => Err(wrong("does not say what the samples are (core:datatype)")),
+            None => Err(wrong("does not specify the format of the samples (core:datatype)")),
         }
     }
 
-    /// What is wrong with sending them at this rate.
-    pub(super) fn differs(&self, rate: Option<f64>) -> Option<String> {
+    /// A warning if the recording has another rate than the board.
+    pub(super) fn rate_mismatch(&self, rate: Option<f64>) -> Option<String> {
         let (recorded, rate) = (self.rate?, rate?);
-        // A board's clock is that far off at most.
-        let alike = (recorded / rate - 1.0).abs() < 1e-3;
-        (!alike).then(|| {
+        // Clock errors of boards are smaller.
+        let is_equal = (recorded / rate - 1.0).abs() < 1e-3;
+        (!is_equal).then(|| {
             let millions = |rate: f64| rate / 1e6;
             format!(
-                "recorded at {} million samples a second, and sent at the board's {}",
+                "recorded at {} million samples per second, but sent at {}, the board's rate",
                 millions(recorded),
                 millions(rate)
             )
@@ -291,7 +294,7 @@ impl Recorded {
 mod tests {
     use super::*;
 
-    /// A recording of that name.
+    /// Starts a recording with this name.
     fn record(name: &str, format: Format, gain: Option<f32>) -> (PathBuf, Recording) {
         let base = std::env::temp_dir().join(format!("onehop-sigmf-{}-{name}", std::process::id()));
         let content = Content { format, gain, rate: Some(1e6), hardware: "x" };
@@ -309,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn data_and_metadata_belong_together_however_a_recording_ends() {
+    fn data_and_metadata_match_however_a_recording_ends() {
         let (base, mut recording) = record("ends", Format::Ci16, None);
         let ([data, meta], partial) = (paths(&base), recording.partial.clone());
         recording.add(0, &[1; 8]).unwrap();
@@ -317,25 +320,25 @@ mod tests {
         assert!(partial.iter().all(|path| !path.exists()));
         let earlier = fs::read(&meta).unwrap();
         let is_earlier = || fs::read(&data).unwrap() == [1; 8] && fs::read(&meta).unwrap() == earlier;
-        // One that fails before it begins.
+        // A recording without samples leaves nothing.
         drop(record("ends", Format::Ci16, Some(2.0)).1);
         assert!(is_earlier() && partial.iter().all(|path| !path.exists()));
-        // One that is killed.
+        // A killed recording leaves its partial files.
         let (_, mut killed) = record("ends", Format::Ci16, Some(2.0));
         killed.add(0, &[2; 8]).unwrap();
         killed.data.flush().unwrap();
         assert!(is_earlier());
         assert_eq!(datatype(&partial[1]), "cf32_le");
         assert!(Recorded::of(&partial[0]).err().unwrap().to_string().contains("samples are cf32_le"));
-        // While it is under way, its name is taken.
+        // Meanwhile, no other process may record to the name.
         let second = Content { format: Format::Ci16, gain: None, rate: None, hardware: "y" };
         let refused = Recording::create(&base, &second).err().unwrap().to_string();
         assert!(refused.contains("another process is recording to"), "{refused}");
         assert_eq!(fs::read(&partial[0]).unwrap().len(), 16);
-        // What is killed has no file open.
+        // Release the lock, as the death of the process would.
         killed.data = BufWriter::new(File::open("/dev/null").unwrap());
         std::mem::forget(killed);
-        // One that fails later: what it has is kept.
+        // A recording that fails later keeps its partial files.
         let (_, mut failed) = record("ends", Format::Ci16, None);
         assert_eq!(datatype(&partial[1]), "ci16_le");
         failed.add(0, &[3; 8]).unwrap();
@@ -345,7 +348,7 @@ mod tests {
         assert_eq!(fs::read(&partial[0]).unwrap(), [3; 16]);
         let document: Value = serde_json::from_slice(&fs::read(&partial[1]).unwrap()).unwrap();
         assert_eq!(document["captures"][1]["core:global_index"], 9);
-        // The next one replaces all of them.
+        // The next recording replaces all of them.
         let (_, mut recording) = record("ends", Format::Ci16, Some(2.0));
         recording.add(0, &[0, 0, 0, 64]).unwrap();
         recording.finish().unwrap();
@@ -358,14 +361,14 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_recording_goes_when_nothing_is_left_to_write() {
+    fn an_earlier_recording_is_kept_if_finishing_fails() {
         let (base, mut recording) = record("full", Format::Ci16, None);
         let [data, meta] = paths(&base);
         recording.add(0, &[1; 8]).unwrap();
         recording.finish().unwrap();
         let (_, mut recording) = record("full", Format::Ci16, None);
         recording.add(0, &[2; 8]).unwrap();
-        // Nothing can be written there.
+        // A directory in place of the draft makes writing it fail.
         fs::create_dir(&recording.draft).unwrap();
         let (draft, partial) = (recording.draft.clone(), recording.partial.clone());
         assert!(recording.finish().is_err());
@@ -378,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_twelve_bits_are_recorded_as_they_are() {
+    fn twelve_bit_samples_are_recorded_in_16_bits() {
         let (base, mut recording) = record("twelve", Format::Ci12, None);
         // I = 0x321, Q = -1.
         recording.add(0, &[0x21, 0xf3, 0xff]).unwrap();
@@ -410,9 +413,9 @@ mod tests {
         assert_eq!(document["captures"], starts);
         assert_eq!(document["global"]["core:datatype"], "ci16_le");
         let recorded = Recorded::of(&data).unwrap().unwrap();
-        assert_eq!([Some(1e6), None].map(|rate| recorded.differs(rate)), [None, None]);
-        let differs = recorded.differs(Some(5e6)).unwrap();
-        assert_eq!(differs, "recorded at 1 million samples a second, and sent at the board's 5");
+        assert_eq!([Some(1e6), None].map(|rate| recorded.rate_mismatch(rate)), [None, None]);
+        let warning = recorded.rate_mismatch(Some(5e6)).unwrap();
+        assert_eq!(warning, "recorded at 1 million samples per second, but sent at 5, the board's rate");
         assert!(Recorded::of(&meta).is_err());
         for (text, why) in [("{}", "core:datatype"), ("{", "damaged")] {
             fs::write(&meta, text).unwrap();

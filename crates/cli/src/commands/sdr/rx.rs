@@ -1,4 +1,4 @@
-//! `onehop sdr rx`: samples from a board into GPU memory, analysed by the GPU.
+//! `onehop sdr rx`: receives samples from a board into GPU memory, where the GPU analyses them.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::board::{self, BoardArg, OpenedBoard};
 use super::load::CpuTime;
-use super::notice::{self, Notice};
+use super::notice::{self, SelfTestProgress};
 use super::recording::{self, Content, Recording};
 use super::{Packing, check_seconds, picture, route, view, why_not};
 use crate::commands::CommandContext;
@@ -21,11 +21,11 @@ use crate::outputs;
 use crate::report::{self, Report, ReportText};
 use crate::units;
 
-/// Blocks that the GPU is given at once at most, when several have arrived: half of those that can be on their way to it.
+/// Maximum number of blocks that the GPU processes at once: half of the slots into which blocks are copied.
 const BATCH: usize = 4;
-/// How often the GPU's results are read.
+/// Interval between reads of the GPU's results.
 const SHOW_INTERVAL: Duration = Duration::from_millis(250);
-/// How often the end is checked for while no block arrives.
+/// Interval between checks for the end while no block arrives.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Receive samples into GPU memory, and show rate, losses, level and spectrum
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     /// Write the spectrum as a picture
     #[arg(long, value_name = "FILE", value_parser = outputs::parser())]
     png: Option<PathBuf>,
-    /// Write the samples back out of GPU memory as the board sent them, to NAME.sigmf-data and NAME.sigmf-meta; ci12 as ci16
+    /// Write the samples from GPU memory as the board sent them, to NAME.sigmf-data and NAME.sigmf-meta; ci12 as ci16
     #[arg(long, value_name = "NAME", value_parser = outputs::parser_with(&recording::ENDINGS))]
     out: Option<PathBuf>,
 }
@@ -71,34 +71,33 @@ fn bins(text: &str) -> std::result::Result<u32, String> {
 
 /// The result of a reception.
 struct Received {
-    sight: Measurements,
+    measurements: Measurements,
     counts: Counts,
     crc: Option<u32>,
-    /// Samples that were checked, and those of them that were wrong.
+    /// Numbers of checked and of wrong samples.
     checked: Option<(u64, u64)>,
     first_wrong: Option<(u32, u32)>,
-    /// How long samples flowed, and how long it took until the last one had been analysed.
+    /// How long samples flowed, and the time until the last one was analysed.
     took: Duration,
-    whole: Duration,
+    total: Duration,
     cpu: CpuTime,
     gpu_time: Duration,
     stopped: bool,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     if args.gain.is_some_and(|gain| !gain.is_finite() || gain == 0.0) {
-        return Err(CliError::Usage("--gain is a number, and not zero".into()));
+        return Err(CliError::Usage("--gain must be finite and not zero".into()));
     }
     let opened = board::open(&args.board)?;
     let gpu = gpus::choose(&args.gpu)?;
     let shape = args.packing.shape(&opened.session.card().profile.rx, opened.rate)?;
-    let patience = opened.patience(shape.samples());
-    let options = RxOptions { shape, only: args.route, self_test: Some(patience) };
+    let timeout = opened.timeout(shape.samples());
+    let options = RxOptions { shape, only: args.route, self_test: Some(timeout) };
     let mut receiver = {
-        let mut notice = Notice::new(context, shape);
-        let watch = &mut |filled| notice.tell(filled);
-        Receiver::open_watched(&opened.session, &gpu.gpu, &options, watch).map_err(notice::ended)?
+        let mut progress = SelfTestProgress::new(context, shape);
+        let watch = &mut |filled| progress.update(filled);
+        Receiver::open_watched(&opened.session, &gpu.gpu, &options, watch).map_err(notice::self_test_error)?
     };
     let settings = Settings {
         remove_dc: !args.keep_dc,
@@ -108,22 +107,23 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     };
     let processor = Processor::new(&gpu.gpu, shape, settings)?;
     let before = opened.stats();
-    let taken = take(args, context, &opened, &mut receiver, processor)?;
+    let received = receive(args, context, &opened, &mut receiver, processor)?;
     let after = opened.stats();
     if let Some(path) = &args.png {
-        picture::write(path, &taken.sight.spectrum)?;
+        picture::write(path, &received.measurements.spectrum)?;
     }
     let samples = u64::from(shape.samples());
     let sent = after.zip(before).map(|(after, before)| (after.sent_blocks - before.sent_blocks) * samples);
-    let account = RxSummary { opened: &opened, gpu: &gpu, receiver: &receiver, shape, taken: &taken, sent };
-    if let Some(warning) = account.warning() {
+    let summary =
+        RxSummary { opened: &opened, gpu: &gpu, receiver: &receiver, shape, received: &received, sent };
+    if let Some(warning) = summary.warning() {
         report::warn(&warning);
     }
-    let report = Report::new(account.document(args), account.text(args))?;
-    Ok(report.failed(account.failure()))
+    let report = Report::new(summary.document(args), summary.text(args))?;
+    Ok(report.failed(summary.failure()))
 }
 
-fn take(
+fn receive(
     args: &Args,
     context: &CommandContext,
     opened: &OpenedBoard,
@@ -131,37 +131,38 @@ fn take(
     mut processor: Processor,
 ) -> Result<Received> {
     let Some(shape) = receiver.shape() else {
-        return Err(CliError::Failed("the board has lost its ring".into()));
+        return Err(CliError::Failed("the board failed to stop and keeps its ring".into()));
     };
-    let patience = opened.patience(shape.samples());
+    let timeout = opened.timeout(shape.samples());
     let hardware = &opened.session.card().name;
     let content = Content { format: shape.format, gain: args.gain, rate: opened.rate, hardware };
     let mut recording = args.out.as_ref().map(|path| Recording::create(path, &content)).transpose()?;
-    let (mut crc, mut sight, mut checked, mut first_wrong) = (0, Measurements::default(), (0, 0), None);
-    let mut screen = Screen::new(context.json);
+    let (mut crc, mut measurements, mut checked, mut first_wrong) =
+        (0, Measurements::default(), (0, 0), None);
+    let mut status = StatusLine::new(context.json);
     receiver.start()?;
-    let (begun, cpu) = (Instant::now(), CpuTime::now());
-    let (mut looked, mut came, mut flowing) = (begun, begun, true);
+    let (start, cpu) = (Instant::now(), CpuTime::now());
+    let (mut last_update, mut last_block, mut flowing) = (start, start, true);
     let mut took = Duration::ZERO;
     loop {
-        let long_enough = receiver.counts().blocks > 0 && begun.elapsed().as_secs_f64() >= args.seconds;
+        let long_enough = receiver.counts().blocks > 0 && start.elapsed().as_secs_f64() >= args.seconds;
         if flowing && (long_enough || context.stop.is_set()) {
             receiver.stop()?;
-            (flowing, took) = (false, begun.elapsed());
+            (flowing, took) = (false, start.elapsed());
         }
         let Some(block) = receiver.acquire(POLL_INTERVAL)? else {
             if !flowing {
                 break;
             }
-            if came.elapsed() >= patience {
-                let waited = units::time(patience);
+            if last_block.elapsed() >= timeout {
+                let waited = units::time(timeout);
                 return Err(CliError::Failed(format!("the board sent nothing for {waited}")));
             }
             continue;
         };
         let mut batch = vec![block.hold()];
-        came = Instant::now();
-        // What is written to a file is taken from the GPU block by block.
+        last_block = Instant::now();
+        // A recording processes and writes one block at a time.
         while recording.is_none() && batch.len() < BATCH {
             let Some(more) = receiver.acquire(Duration::ZERO)? else { break };
             batch.push(more.hold());
@@ -182,31 +183,31 @@ fn take(
         for _ in batch {
             receiver.release();
         }
-        if looked.elapsed() >= SHOW_INTERVAL || !flowing {
-            looked = Instant::now();
-            see(&mut processor, &mut sight, &mut checked, &mut first_wrong)?;
-            screen.show(&sight, &receiver.counts(), begun.elapsed(), shape);
+        if last_update.elapsed() >= SHOW_INTERVAL || !flowing {
+            last_update = Instant::now();
+            collect_results(&mut processor, &mut measurements, &mut checked, &mut first_wrong)?;
+            status.show(&measurements, &receiver.counts(), start.elapsed(), shape);
         }
     }
-    see(&mut processor, &mut sight, &mut checked, &mut first_wrong)?;
+    collect_results(&mut processor, &mut measurements, &mut checked, &mut first_wrong)?;
     if let Some(recording) = recording.take() {
         recording.finish()?;
     }
     Ok(Received {
         counts: receiver.counts(),
         crc: args.out.as_ref().map(|_| crc),
-        checked: sight.wrong.map(|_| checked),
+        checked: measurements.wrong.map(|_| checked),
         first_wrong,
         took,
-        whole: begun.elapsed(),
+        total: start.elapsed(),
         cpu: CpuTime::now().since(cpu),
         gpu_time: processor.gpu_time(),
         stopped: context.stop.check().is_err(),
-        sight,
+        measurements,
     })
 }
 
-/// Has the GPU work on samples, and writes them to a file; the checksum of everything that was received.
+/// Processes samples and writes them to the recording; returns the updated checksum.
 fn record(
     recording: &mut Recording,
     processor: &mut Processor,
@@ -220,10 +221,10 @@ fn record(
     Ok(crc32c::crc32c_append(crc, &bytes))
 }
 
-/// Takes the GPU's results, if there are any.
-fn see(
+/// Reads new results from the GPU, if there are any.
+fn collect_results(
     processor: &mut Processor,
-    sight: &mut Measurements,
+    measurements: &mut Measurements,
     checked: &mut (u64, u64),
     first_wrong: &mut Option<(u32, u32)>,
 ) -> Result<()> {
@@ -232,31 +233,31 @@ fn see(
         checked.0 += new.samples;
         checked.1 += new.wrong.unwrap_or(0);
         *first_wrong = first_wrong.or(new.first_wrong);
-        *sight = new;
+        *measurements = new;
     }
     Ok(())
 }
 
-/// A line that is redrawn on a terminal.
-struct Screen(bool);
+/// A status line that is redrawn on a terminal.
+struct StatusLine(bool);
 
-impl Screen {
+impl StatusLine {
     fn new(json: bool) -> Self {
         Self(!json && crate::terminal::has_bars())
     }
 
-    fn show(&mut self, sight: &Measurements, counts: &Counts, time: Duration, shape: Shape) {
+    fn show(&mut self, measurements: &Measurements, counts: &Counts, time: Duration, shape: Shape) {
         if self.0 {
             let rate = counts.delivered as f64 * f64::from(shape.format.bytes())
                 / 1e9
                 / time.as_secs_f64().max(1e-9);
-            let words = format!("{rate:.2} GB/s, {} lost, {:.1} dBFS", counts.lost, sight.level);
-            let _ = write!(std::io::stderr(), "\r{} {words:<40}", view::line(&sight.spectrum));
+            let words = format!("{rate:.2} GB/s, {} lost, {:.1} dBFS", counts.lost, measurements.level);
+            let _ = write!(std::io::stderr(), "\r{} {words:<40}", view::line(&measurements.spectrum));
         }
     }
 }
 
-impl Drop for Screen {
+impl Drop for StatusLine {
     fn drop(&mut self) {
         if self.0 {
             let _ = writeln!(std::io::stderr());
@@ -264,20 +265,20 @@ impl Drop for Screen {
     }
 }
 
-/// The whole report.
+/// The data of the report.
 struct RxSummary<'a> {
     opened: &'a OpenedBoard,
     gpu: &'a Chosen,
     receiver: &'a Receiver,
     shape: Shape,
-    taken: &'a Received,
-    /// By the simulated board's own count, if there is one.
+    received: &'a Received,
+    /// Samples sent, as counted by a simulated board.
     sent: Option<u64>,
 }
 
 impl RxSummary<'_> {
     fn bytes(&self) -> u64 {
-        self.taken.counts.delivered * u64::from(self.shape.format.bytes())
+        self.received.counts.delivered * u64::from(self.shape.format.bytes())
     }
 
     fn gbps(&self) -> f64 {
@@ -285,12 +286,12 @@ impl RxSummary<'_> {
     }
 
     fn seconds(&self) -> f64 {
-        self.taken.took.as_secs_f64().max(1e-9)
+        self.received.took.as_secs_f64().max(1e-9)
     }
 
-    /// A share of all the time that it took.
+    /// A fraction of the total time.
     fn share(&self, time: Duration) -> f64 {
-        time.as_secs_f64() / self.taken.whole.as_secs_f64().max(1e-9)
+        time.as_secs_f64() / self.received.total.as_secs_f64().max(1e-9)
     }
 
     fn simulated(&self) -> Vec<&'static str> {
@@ -298,79 +299,78 @@ impl RxSummary<'_> {
         parts.into_iter().filter(|(is, _)| *is).map(|(_, name)| name).collect()
     }
 
-    /// Where the strongest bin lies, and its level.
+    /// Frequency and level of the strongest bin.
     fn strongest(&self) -> (f64, f64) {
-        let spectrum = &self.taken.sight.spectrum;
+        let spectrum = &self.received.measurements.spectrum;
         let top = spectrum.iter().copied().enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, 0.0));
         let rate = self.rate();
         ((top.0 as f64 / spectrum.len().max(1) as f64 - 0.5) * rate, top.1)
     }
 
-    /// Samples a second: the board's rate if it is known, else as they arrived.
+    /// Samples per second: the board's rate if known, otherwise the measured one.
     fn rate(&self) -> f64 {
-        let counts = self.taken.counts;
+        let counts = self.received.counts;
         self.opened.rate.unwrap_or((counts.delivered + counts.lost) as f64 / self.seconds())
     }
 
-    /// What is not a failure, but the user should know.
+    /// A warning about lost samples.
     fn warning(&self) -> Option<String> {
-        let Counts { delivered, lost, gaps, partial, .. } = self.taken.counts;
+        let Counts { delivered, lost, gaps, partial, .. } = self.received.counts;
         if lost == 0 {
             return None;
         }
         let share = lost as f64 / (delivered + lost) as f64 * 100.0;
         let why = if partial > 0 {
             format!(
-                "bursts are missing in {partial} blocks, because the board's FIFO ran over: lower the rate"
+                "bursts are missing in {partial} blocks, because the board's FIFO overflowed: lower the rate"
             )
-        } else if self.gpu.gpu.simulated() && self.share(self.taken.gpu_time) > 0.5 {
+        } else if self.gpu.gpu.simulated() && self.share(self.received.gpu_time) > 0.5 {
             "the emulated GPU is too slow for this rate: lower the rate, or use a GPU (-g 0)".into()
         } else {
-            "blocks were not taken in time: use larger buffers (--buffer), or lower the rate".into()
+            "blocks were not processed in time: use larger buffers (--buffer), or lower the rate".into()
         };
         let gaps = units::count(gaps, "gap");
         Some(format!("{lost} samples ({share:.1} %) were lost in {gaps}; {why}"))
     }
 
     fn verified(&self) -> Option<bool> {
-        self.taken.checked.map(|(_, wrong)| wrong == 0)
+        self.received.checked.map(|(_, wrong)| wrong == 0)
     }
 
     fn adds_up(&self) -> bool {
-        self.sent.is_none_or(|sent| self.taken.counts.delivered + self.taken.counts.lost == sent)
+        self.sent.is_none_or(|sent| self.received.counts.delivered + self.received.counts.lost == sent)
     }
 
     fn failure(&self) -> Option<CliError> {
         if let (Some((checked, wrong @ 1..)), Some((expected, found))) =
-            (self.taken.checked, self.taken.first_wrong)
+            (self.received.checked, self.received.first_wrong)
         {
             return Some(CliError::Mismatch(format!(
-                "{wrong} of {checked} samples in GPU memory are not those that were sent, first {found:#x} instead of \
-                 {expected:#x}"
+                "{wrong} of {checked} samples in GPU memory differ from those sent, first {found:#x} instead of {expected:#x}"
             )));
         }
         if !self.adds_up() {
-            let Counts { delivered, lost, .. } = self.taken.counts;
+            let Counts { delivered, lost, .. } = self.received.counts;
             return Some(CliError::Failed(format!(
                 "{} were sent, {delivered} delivered and {lost} reported lost",
                 self.sent.unwrap_or_default()
             )));
         }
-        let errors = self.taken.counts.clock_errors;
+        let errors = self.received.counts.clock_errors;
         if errors > 0 {
             return Some(CliError::Failed(format!(
-                "the numbers of samples are wrong: the board's clock differs in {}, or it lost more than it can report",
+                "sample numbers are wrong: the board's clock differs in {}, or more samples were lost than the board can report",
                 units::count(errors, "block")
             )));
         }
-        if let Some(broken) = self.opened.broken_rule() {
+        if let Some(broken) = self.opened.violation_error() {
             return Some(broken);
         }
-        self.taken.stopped.then_some(CliError::Stopped(super::AT_REST))
+        self.received.stopped.then_some(CliError::Stopped(super::BOARD_IDLE))
     }
 
     fn document(&self, args: &Args) -> Value {
-        let Received { sight, counts, crc, took, cpu, gpu_time, .. } = self.taken;
+        let Received { measurements, counts, crc, took, cpu, gpu_time, .. } = self.received;
         let share = |time: &Duration| self.share(*time);
         let (strongest, level) = self.strongest();
         let direct = self.receiver.route() == SampleRoute::Direct;
@@ -399,13 +399,13 @@ impl RxSummary<'_> {
             "warnings": self.warning().into_iter().collect::<Vec<_>>(),
             "sent_samples": self.sent,
             "samples_per_second": counts.delivered as f64 / self.seconds(),
-            "level_dbfs": sight.level,
-            "peak_dbfs": sight.peak,
-            "dc": sight.dc,
+            "level_dbfs": measurements.level,
+            "peak_dbfs": measurements.peak,
+            "dc": measurements.dc,
             "strongest": { "hz": strongest, "dbfs": level },
-            "spectrum_dbfs": sight.spectrum,
-            "cpu_load": share(&cpu.ours),
-            "board_cpu_load": self.opened.model.as_ref().map(|_| share(&cpu.board)),
+            "spectrum_dbfs": measurements.spectrum,
+            "cpu_load": share(&cpu.process),
+            "board_cpu_load": self.opened.simulation.as_ref().map(|_| share(&cpu.board)),
             "gpu_load": share(gpu_time),
             "board_behind_seconds": self.opened.stats().map(|stats| stats.most_behind.as_secs_f64()),
             "out": args.out.as_ref().map(|path| path.display().to_string()),
@@ -414,7 +414,7 @@ impl RxSummary<'_> {
     }
 
     fn text(&self, args: &Args) -> ReportText {
-        let Received { sight, counts, cpu, gpu_time, .. } = self.taken;
+        let Received { measurements, counts, cpu, gpu_time, .. } = self.received;
         let card = self.opened.session.card();
         let mut text = ReportText::default();
         text.row("board", format!("{}{}", card.name, if card.simulated { " (simulated)" } else { "" }));
@@ -443,12 +443,12 @@ impl RxSummary<'_> {
                 if self.simulated().is_empty() { "" } else { " (simulated: says nothing about hardware)" },
             ),
         );
-        let waits = self.opened.model.as_ref().is_some_and(|model| model.config().patient);
+        let is_patient = self.opened.simulation.as_ref().is_some_and(|model| model.config().patient);
         let sum = match (self.sent, self.adds_up()) {
             (None, _) => "",
-            (Some(_), true) if waits => "; the board waits (patient=1), so it cannot lose samples",
-            (Some(_), true) => "; received and lost are what was sent",
-            (Some(_), false) => "; RECEIVED AND LOST ARE NOT WHAT WAS SENT",
+            (Some(_), true) if is_patient => "; the board waits (patient=1), so it cannot lose samples",
+            (Some(_), true) => "; received and lost add up to the samples sent",
+            (Some(_), false) => "; RECEIVED AND LOST DO NOT ADD UP TO THE SAMPLES SENT",
         };
         text.row(
             "lost",
@@ -458,24 +458,24 @@ impl RxSummary<'_> {
             "level",
             format!(
                 "{:.1} dBFS, peak {:.1} dBFS, dc {:+.4} {:+.4}",
-                sight.level, sight.peak, sight.dc[0], sight.dc[1]
+                measurements.level, measurements.peak, measurements.dc[0], measurements.dc[1]
             ),
         );
         let (hz, level) = self.strongest();
         text.row("strongest", format!("{:+.6} MHz at {level:.1} dBFS", hz / 1e6));
         let share = |time: &Duration| self.share(*time) * 100.0;
-        let model = self.opened.model.as_ref();
-        let model = model
+        let simulation = self.opened.simulation.as_ref();
+        let board = simulation
             .map_or(String::new(), |_| format!(", the simulated board's thread {:.0} %", share(&cpu.board)));
-        text.row("load", format!("CPU {:.0} %{model}, GPU {:.1} %", share(&cpu.ours), share(gpu_time)));
+        text.row("load", format!("CPU {:.0} %{board}, GPU {:.1} %", share(&cpu.process), share(gpu_time)));
         text.row(
             "verified",
-            match self.taken.checked {
+            match self.received.checked {
                 Some((checked, 0)) => {
                     format!("yes: the GPU compared each of {checked} samples with its number")
                 }
-                Some((_, wrong)) => format!("NO: {wrong} samples are not those that were sent"),
-                None => "not possible with this signal (signal=counter is checked)".into(),
+                Some((_, wrong)) => format!("NO: {wrong} samples differ from those sent"),
+                None => "not possible with this signal (signal=counter can be checked)".into(),
             },
         );
         let recorded =
@@ -483,7 +483,7 @@ impl RxSummary<'_> {
         for path in recorded.chain(args.png.clone()) {
             text.row("written", path.display());
         }
-        for line in view::chart(&sight.spectrum, self.rate()) {
+        for line in view::chart(&measurements.spectrum, self.rate()) {
             text.line(line);
         }
         text

@@ -1,11 +1,11 @@
-//! `onehop sdr selftest`: tries every route with data.
+//! `onehop sdr selftest`: tests every route with data.
 
 use onehop_sdr::SelfTest;
 use serde_json::json;
 
 use super::Packing;
 use super::board::{self, BoardArg};
-use super::notice::{self, Notice};
+use super::notice::{self, SelfTestProgress};
 use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
@@ -23,47 +23,48 @@ pub(crate) struct Args {
     gpu: GpuArg,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let opened = board::open(&args.board)?;
     let gpu = gpus::choose(&args.gpu)?;
     let card = opened.session.card();
     let shape = args.packing.shape(&card.profile.rx, opened.rate)?;
-    let test = SelfTest { shape, counter: opened.counter, limit: opened.patience(shape.samples()) };
+    let test = SelfTest { shape, counter: opened.counter, limit: opened.timeout(shape.samples()) };
     let steps = {
-        let mut notice = Notice::new(context, shape);
-        let watch = &mut |filled| notice.tell(filled);
-        onehop_sdr::self_test(&opened.session, &gpu.gpu, &test, watch).map_err(notice::ended)?
+        let mut progress = SelfTestProgress::new(context, shape);
+        let watch = &mut |filled| progress.update(filled);
+        onehop_sdr::self_test(&opened.session, &gpu.gpu, &test, watch).map_err(notice::self_test_error)?
     };
     let mut text = ReportText::default();
     text.row("board", format!("{}{}", card.name, if card.simulated { " (simulated)" } else { "" }));
     text.row("gpu", format!("{}: {}", gpu.gpu.name(), gpu.why));
-    let words = |passed| match passed {
+    let status = |passed| match passed {
         Some(true) => "pass",
         Some(false) => "fail",
         None => "unknown",
     };
     for step in &steps {
-        text.row(words(step.passed), format!("{}: {}", step.name, step.found));
+        text.row(status(step.passed), format!("{}: {}", step.name, step.found));
         if !step.fix.is_empty() {
             text.row("", &step.fix);
         }
     }
-    let breaches = opened.breaches();
-    for (rule, detail) in &breaches {
-        text.row("breach", format!("{rule}: {detail}"));
+    let violations = opened.violations();
+    for (rule, detail) in &violations {
+        text.row("violation", format!("{rule}: {detail}"));
     }
-    // Host memory has to work; whether GPU memory does is what is asked.
-    let needed = |name: &str| !name.ends_with("GPU memory");
-    let failed = steps.iter().find(|step| step.passed == Some(false) && needed(step.name));
+    // Host memory must work. That GPU memory does not is a result, not a failure.
+    let is_required = |name: &str| !name.ends_with("GPU memory");
+    let failed = steps.iter().find(|step| step.passed == Some(false) && is_required(step.name));
     let failure = match failed {
         Some(step) => Some(CliError::Failed(format!("{}: {}. {}", step.name, step.found, step.fix))),
-        None if !breaches.is_empty() => Some(CliError::Failed("the driver broke a rule of the board".into())),
+        None if !violations.is_empty() => {
+            Some(CliError::Failed("the driver violated a rule of the board".into()))
+        }
         None => None,
     };
     let list: Vec<_> = steps
         .iter()
-        .map(|step| json!({ "id": step.name, "status": words(step.passed), "found": step.found, "fix": step.fix }))
+        .map(|step| json!({ "id": step.name, "status": status(step.passed), "found": step.found, "fix": step.fix }))
         .collect();
     let simulated: Vec<_> = [(card.simulated, "board"), (gpu.gpu.simulated(), "gpu")]
         .into_iter()

@@ -1,4 +1,4 @@
-//! `onehop sdr tx`: samples from a file through GPU memory to a board.
+//! `onehop sdr tx`: sends samples from a file to a board, through GPU memory.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,7 +18,7 @@ use crate::gpus::{self, GpuArg};
 use crate::report::{self, Report, ReportText};
 use crate::units;
 
-/// How often the end is checked for while no buffer is free.
+/// Interval between checks for Ctrl-C while no buffer is free.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Send samples from GPU memory to a board
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// Samples of 16 bits, I first, little-endian: ci16, the data of a SigMF recording
     #[arg(long = "in", value_name = "FILE")]
     input: PathBuf,
-    /// Bytes of a buffer [default: samples of 1/32 s, at most 64K]
+    /// Buffer size in bytes [default: samples of 1/32 s, at most 64K]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     buffer: Option<u64>,
     /// The route: auto (the best that works), cpu/direct or cpu/pinned
@@ -40,20 +40,19 @@ pub(crate) struct Args {
     route: std::option::Option<SampleRoute>,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let recorded = Recorded::of(&args.input)?;
     let mut file = File::open(&args.input).map_err(|e| CliError::file("opening", &args.input, e))?;
     let opened = board::open(&args.board)?;
-    if let Some(warning) = recorded.and_then(|recorded| recorded.differs(opened.rate)) {
+    if let Some(warning) = recorded.and_then(|recorded| recorded.rate_mismatch(opened.rate)) {
         report::warn(&warning);
     }
     let gpu = gpus::choose(&args.gpu)?;
     let card = opened.session.card();
-    let usual = u64::from(samples_for(opened.rate).saturating_mul(4)).min(64 << 10);
-    let bytes = u32::try_from(args.buffer.unwrap_or(usual)).unwrap_or(u32::MAX);
-    let patience = opened.patience(bytes.min(card.profile.tx.max_bytes) / 4);
-    let options = TxOptions { bytes, only: args.route, self_test: patience };
+    let default = u64::from(samples_for(opened.rate).saturating_mul(4)).min(64 << 10);
+    let bytes = u32::try_from(args.buffer.unwrap_or(default)).unwrap_or(u32::MAX);
+    let timeout = opened.timeout(bytes.min(card.profile.tx.max_bytes) / 4);
+    let options = TxOptions { bytes, only: args.route, self_test: timeout };
     let mut transmitter = Transmitter::open(&opened.session, &gpu.gpu, &options)?;
     let Sent { bytes: sent, crc, seconds } = send(args, context, &mut file, &opened, &mut transmitter)?;
     let is_direct = transmitter.route() == SampleRoute::Direct;
@@ -72,7 +71,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         text.row("", format!("not {}: {}. {}", no.route.name(), no.reason, no.fix));
     }
     let rate = sent as f64 / 4e6 / seconds.max(1e-9);
-    text.row("sent", format!("{sent} bytes in {seconds:.2} s: {rate:.2} million samples a second"));
+    text.row("sent", format!("{sent} bytes in {seconds:.2} s: {rate:.2} million samples per second"));
     text.row("late", transmitter.late());
     let simulated: Vec<_> = [(card.simulated, "board"), (gpu.gpu.simulated(), "gpu")]
         .into_iter()
@@ -97,10 +96,10 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         "errors": 0,
         "late": transmitter.late(),
     });
-    Ok(Report::new(document, text)?.failed(opened.broken_rule()))
+    Ok(Report::new(document, text)?.failed(opened.violation_error()))
 }
 
-/// What was transmitted.
+/// The result of sending.
 struct Sent {
     bytes: u64,
     crc: u32,
@@ -116,50 +115,49 @@ fn send(
 ) -> Result<Sent> {
     let mut chunk = vec![0; transmitter.bytes() as usize];
     let samples = transmitter.bytes() / 4;
-    let (begun, mut bytes, mut crc) = (Instant::now(), 0, 0);
+    let (start, mut bytes, mut crc) = (Instant::now(), 0, 0);
     loop {
         context.stop.check()?;
         let count = fill(file, &mut chunk).map_err(|e| CliError::file("reading", &args.input, e))?;
-        let whole = count / 4 * 4;
-        if count != whole {
+        if !count.is_multiple_of(4) {
             return Err(CliError::Usage(format!("{} ends within a sample", args.input.display())));
         }
-        if whole == 0 {
+        if count == 0 {
             break;
         }
-        patiently(context, opened.patience(samples), |limit| Ok(transmitter.acquire(limit)?.is_some()))?;
-        let block = transmitter.acquire(Duration::ZERO)?.ok_or_else(silent)?;
-        block.memory().write(0, &chunk[..whole])?;
-        block.submit((whole / 4) as u32, None)?;
-        crc = crc32c::crc32c_append(crc, &chunk[..whole]);
-        bytes += whole as u64;
+        wait_for(context, opened.timeout(samples), |limit| Ok(transmitter.acquire(limit)?.is_some()))?;
+        let block = transmitter.acquire(Duration::ZERO)?.ok_or_else(no_event)?;
+        block.memory().write(0, &chunk[..count])?;
+        block.submit((count / 4) as u32, None)?;
+        crc = crc32c::crc32c_append(crc, &chunk[..count]);
+        bytes += count as u64;
     }
-    // All buffers may still have to be played.
-    patiently(context, opened.patience(BUFFERS * samples), |limit| transmitter.drain(limit))?;
-    Ok(Sent { bytes, crc, seconds: begun.elapsed().as_secs_f64() })
+    // All buffers may still be waiting to be played.
+    wait_for(context, opened.timeout(BUFFERS * samples), |limit| transmitter.drain(limit))?;
+    Ok(Sent { bytes, crc, seconds: start.elapsed().as_secs_f64() })
 }
 
-/// Waits until it is done, the user stops it, or the board takes too long.
-fn patiently(
+/// Waits until `is_done`, Ctrl-C, or the timeout.
+fn wait_for(
     context: &CommandContext,
-    patience: Duration,
+    timeout: Duration,
     mut is_done: impl FnMut(Duration) -> onehop_sdr::Result<bool>,
 ) -> Result<()> {
-    let begun = Instant::now();
+    let start = Instant::now();
     while !is_done(POLL_INTERVAL)? {
         context.stop.check()?;
-        if begun.elapsed() >= patience {
-            return Err(silent());
+        if start.elapsed() >= timeout {
+            return Err(no_event());
         }
     }
     Ok(())
 }
 
-fn silent() -> CliError {
-    CliError::Failed("the board does not take samples: it has reported nothing for a long time".into())
+fn no_event() -> CliError {
+    CliError::Failed("the board accepts no samples: it has reported no event for a long time".into())
 }
 
-/// Reads as much as there is.
+/// Reads until the chunk is full or the file ends.
 fn fill(file: &mut File, chunk: &mut [u8]) -> std::io::Result<usize> {
     let mut done = 0;
     while done < chunk.len() {

@@ -1,27 +1,27 @@
 //! Spectra in a terminal.
 
-/// Eighths of a character.
+/// Bars in steps of an eighth of a character.
 const BARS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Columns of a chart, and its rows.
+/// Size of a chart.
 const COLUMNS: usize = 64;
 const ROWS: usize = 12;
 
-/// The largest bins of each column.
+/// The largest bin of each column.
 fn columns(spectrum: &[f64], count: usize) -> Vec<f64> {
     let count = count.min(spectrum.len()).max(1);
     let part = |i: usize| &spectrum[i * spectrum.len() / count..(i + 1) * spectrum.len() / count];
     (0..count).map(|i| part(i).iter().copied().fold(f64::NEG_INFINITY, f64::max)).collect()
 }
 
-/// From the lowest level that is worth showing to the highest, in whole tens of decibels.
+/// The range of levels to show, in multiples of 10 dB.
 fn bounds(columns: &[f64]) -> (f64, f64) {
-    // A zero has no sign on an axis.
+    // Adding 0.0 turns -0 into 0.
     let top = (columns.iter().copied().fold(-100.0, f64::max) / 10.0).ceil() * 10.0 + 0.0;
     let low = columns.iter().copied().fold(top, f64::min);
     (((low / 10.0).floor() * 10.0).clamp(top - 120.0, top - 20.0), top)
 }
 
-/// One line, which leaves room for as many words on a terminal of 80 columns.
+/// A spectrum in one line, half as wide as a chart.
 pub(super) fn line(spectrum: &[f64]) -> String {
     let columns = columns(spectrum, COLUMNS / 2);
     let (low, top) = bounds(&columns);
@@ -29,7 +29,7 @@ pub(super) fn line(spectrum: &[f64]) -> String {
     columns.iter().map(bar).collect()
 }
 
-/// Several lines with their levels, and the frequencies below.
+/// A chart with levels on the left and frequencies below.
 pub(super) fn chart(spectrum: &[f64], rate: f64) -> Vec<String> {
     let columns = columns(spectrum, COLUMNS);
     let (low, top) = bounds(&columns);
@@ -59,8 +59,8 @@ mod tests {
         assert_eq!(lines[0].chars().nth(8 + 48), Some('▂'), "{lines:#?}");
         assert!(lines[ROWS].contains("-1.000 MHz") && lines[ROWS].contains("+1.000 MHz"));
         assert_eq!(line(&spectrum).chars().filter(|c| *c == '█' || *c == '▇').count(), 1);
-        for odd in [&[][..], &[f64::NEG_INFINITY; 3], &[-200.0]] {
-            assert!(!chart(odd, 1e6).is_empty() && line(odd).chars().count() <= 3);
+        for unusual in [&[][..], &[f64::NEG_INFINITY; 3], &[-200.0]] {
+            assert!(!chart(unusual, 1e6).is_empty() && line(unusual).chars().count() <= 3);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a document follows the schema of its command, and has no other fields.
+//! Checks that a document matches the schema of its command, and has no other fields.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock};
@@ -6,24 +6,24 @@ use std::sync::{Mutex, OnceLock};
 use boon::{Compiler, Schemas};
 use serde_json::{Value, json};
 
-/// What a command line prints has to be what `onehop schema` says of its command.
+/// Checks the output of a command line against the schema of its command.
 pub fn check_output(args: &[&str], document: &Value) {
     check(&command_of(args, document), document);
 }
 
-/// A document has to be one of this command.
+/// Checks a document against the schema of a command.
 pub fn check(command: &str, document: &Value) {
     if let Err(why) = validate(command, document) {
-        panic!("this is not a document of onehop {command}: {why}\n{document:#}");
+        panic!("not a document of onehop {command}: {why}\n{document:#}");
     }
 }
 
-/// Whether it is.
+/// Whether a document matches the schema of a command.
 pub fn is_valid(command: &str, document: &Value) -> bool {
     validate(command, document).is_ok()
 }
 
-/// The schema as it is printed.
+/// The schema that `onehop schema` prints.
 pub fn of(command: &str) -> Value {
     static KNOWN: OnceLock<Mutex<HashMap<String, Value>>> = OnceLock::new();
     let known = KNOWN.get_or_init(Mutex::default);
@@ -46,14 +46,14 @@ fn validate(command: &str, document: &Value) -> Result<(), String> {
     schemas.validate(document, index).map_err(|e| format!("{e:#}"))
 }
 
-/// Forbids fields that a schema does not list. Readers must accept more fields; our own schemas list every one.
+/// Makes a schema reject unlisted fields. Readers must accept more fields, but the schemas list all current ones.
 fn close(schema: &mut Value) {
-    // What is taken into others is closed by those.
-    let mut taken = Vec::new();
-    collect(schema, &mut taken);
+    // Definitions that others include by allOf are closed there.
+    let mut included = Vec::new();
+    collect(schema, &mut included);
     if let Some(defs) = schema["$defs"].as_object_mut() {
         for (name, def) in defs {
-            close_one(def, !taken.contains(name));
+            close_one(def, !included.contains(name));
         }
     }
     for variant in schema["anyOf"].as_array_mut().unwrap() {
@@ -61,15 +61,15 @@ fn close(schema: &mut Value) {
     }
 }
 
-fn collect(schema: &Value, taken: &mut Vec<String>) {
+fn collect(schema: &Value, included: &mut Vec<String>) {
     match schema {
         Value::Object(fields) => {
             for part in fields.get("allOf").and_then(Value::as_array).into_iter().flatten() {
-                taken.extend(part["$ref"].as_str().map(|to| to.rsplit('/').next().unwrap().to_owned()));
+                included.extend(part["$ref"].as_str().map(|to| to.rsplit('/').next().unwrap().to_owned()));
             }
-            fields.values().for_each(|value| collect(value, taken));
+            fields.values().for_each(|value| collect(value, included));
         }
-        Value::Array(list) => list.iter().for_each(|value| collect(value, taken)),
+        Value::Array(list) => list.iter().for_each(|value| collect(value, included)),
         _ => {}
     }
 }
@@ -92,21 +92,21 @@ fn close_one(schema: &mut Value, may_close: bool) {
     }
 }
 
-/// The command of a line: the first words that name one. A line without a command has an error for a document.
+/// The command of a command line. A line without a command prints an error document.
 fn command_of(args: &[&str], document: &Value) -> String {
     let mut words = args.iter().filter(|arg| **arg != "--json");
     let first = *words.next().unwrap_or(&"");
     let two = format!("{first} {}", words.next().unwrap_or(&""));
     let groups = ["bench", "cufile", "drive", "sdr", "sim"];
     let name = if groups.contains(&first) { two } else { first.to_owned() };
-    // What is refused before there is a command is refused alike everywhere.
+    // Errors before a command is known have the same schema everywhere.
     let known = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("schemas")
         .join(name.replace(' ', "-") + ".json");
     match known.exists() {
         true if name != "common" => name,
         _ => {
-            assert!(document.get("error").is_some(), "{args:?} is of no command that is known");
+            assert!(document.get("error").is_some(), "{args:?} names no known command");
             "demo".to_owned()
         }
     }

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::error::{CliError, Result};
 
-/// Bytes of a recorded stream at most.
-const MOST_BYTES: u64 = 1 << 30;
+/// Maximum size of a recorded stream.
+const MAX_BYTES: u64 = 1 << 30;
 
 /// How rows are chosen.
 pub(super) enum RowSource {
@@ -23,10 +23,10 @@ pub(super) enum RowStream<'a> {
     Zipf {
         random: Random,
         exponent: f64,
-        /// Spreads the ranks over the rows: without a common divisor with their number.
+        /// Spreads the ranks over the rows; coprime to their number.
         step: u64,
     },
-    /// It begins again when it ends.
+    /// Repeats when it ends.
     Recorded {
         ids: &'a [u64],
         next: usize,
@@ -37,7 +37,7 @@ pub(super) enum RowStream<'a> {
 pub(super) struct Random(u64);
 
 impl Random {
-    /// From 0 on, below 1.
+    /// A number from 0 up to, but not including, 1.
     fn unit(&mut self) -> f64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 11) as f64 / (1u64 << 53) as f64
@@ -45,15 +45,15 @@ impl Random {
 }
 
 impl RowSource {
-    /// A file of numbers: unsigned, of 64 bits and little-endian; or as text, one per line.
+    /// Reads a file of row numbers: unsigned 64-bit little-endian integers, or text with one per line.
     pub(super) fn recorded(path: &Path, rows: u64) -> Result<Self> {
         let mut bytes = Vec::new();
         let file = File::open(path).map_err(|e| CliError::file("opening", path, e))?;
-        let mut file = file.take(MOST_BYTES + 1);
+        let mut file = file.take(MAX_BYTES + 1);
         file.read_to_end(&mut bytes).map_err(|e| CliError::file("reading", path, e))?;
         let refuse = |why: String| CliError::Usage(format!("--ids {}: {why}", path.display()));
-        if bytes.len() as u64 > MOST_BYTES {
-            return Err(refuse(format!("it has more than {MOST_BYTES} bytes")));
+        if bytes.len() as u64 > MAX_BYTES {
+            return Err(refuse(format!("it has more than {MAX_BYTES} bytes")));
         }
         let ids = parse(&bytes).map_err(refuse)?;
         if let Some((place, id)) = ids.iter().enumerate().find(|(_, id)| **id >= rows) {
@@ -70,14 +70,14 @@ impl RowSource {
         }
     }
 
-    /// The same stream each time.
+    /// Starts the stream; it is the same each time.
     pub(super) fn stream(&self, rows: u64) -> RowStream<'_> {
         match self {
             Self::Uniform => RowStream::Uniform(Random(7)),
             Self::Zipf(exponent) => {
                 // Adjacent ranks are not adjacent rows.
                 let mut step = (rows as f64 * 0.618_033_988_749_895) as u64 | 1;
-                while divisor(step, rows) != 1 {
+                while gcd(step, rows) != 1 {
                     step += 2;
                 }
                 RowStream::Zipf { random: Random(7), exponent: *exponent, step }
@@ -107,23 +107,23 @@ impl RowStream<'_> {
     }
 }
 
-/// A rank from 0 on, by the continuous form of Zipf's law.
+/// A rank, starting at 0, by the continuous form of Zipf's law.
 fn rank(unit: f64, exponent: f64, rows: u64) -> u64 {
     let end = rows as f64 + 1.0;
-    let flat = 1.0 - exponent;
-    let place = if flat.abs() < 1e-9 {
+    let power = 1.0 - exponent;
+    let place = if power.abs() < 1e-9 {
         end.powf(unit)
     } else {
-        ((end.powf(flat) - 1.0) * unit + 1.0).powf(1.0 / flat)
+        ((end.powf(power) - 1.0) * unit + 1.0).powf(1.0 / power)
     };
     (place as u64).clamp(1, rows) - 1
 }
 
-fn divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { divisor(b, a % b) }
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Text if there is nothing but digits and white space.
+/// Parses row numbers: as text if there are only digits and white space.
 fn parse(bytes: &[u8]) -> std::result::Result<Vec<u64>, String> {
     if bytes.is_empty() {
         return Err("it is empty".into());
@@ -165,13 +165,13 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_stream_begins_again() {
+    fn a_recorded_stream_repeats() {
         let mut stream = RowStream::Recorded { ids: &[5, 6, 7], next: 0 };
         assert_eq!((stream.take(2, 9), stream.take(5, 9)), (vec![5, 6], vec![7, 5, 6, 7, 5]));
     }
 
     #[test]
-    fn zipf_ranks_are_rows_of_their_own_and_as_frequent_as_the_law_says() {
+    fn zipf_ranks_are_distinct_rows_with_the_expected_frequency() {
         let rows = 1000;
         for exponent in [0.5, 1.0, 1.5] {
             let source = RowSource::Zipf(exponent);

@@ -1,4 +1,4 @@
-//! A table on a drive, and the measurement of gathers from it.
+//! Measures gathers from a table on a drive.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,12 +19,12 @@ use crate::report::ReportText;
 use crate::stop::StopFlag;
 use crate::units;
 
-/// Bytes of the table that are read at a time.
-const STEP: usize = 1 << 20;
-/// How often it is looked whether the user asked for an end.
+/// Bytes of the table read at a time.
+const READ_BYTES: usize = 1 << 20;
+/// Interval between checks for Ctrl-C.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How a table is laid out and read.
+/// Layout of a table, and how it is read.
 #[derive(Clone, Copy)]
 pub(super) struct TablePlan {
     pub nsid: u32,
@@ -42,11 +42,11 @@ pub(super) struct GatherTable<'a> {
     placement: Placement,
     pub route: &'static str,
     pub why_not_better: Vec<BetterRoute>,
-    /// What it holds, as the CPU has read it.
+    /// Its contents, as read by the CPU.
     bytes: Vec<u8>,
 }
 
-/// A row of results: one stream, cache and batch.
+/// A row of results: one stream, cache and batch size.
 #[derive(Serialize)]
 pub(super) struct GatherRow {
     /// `uniform`, `zipf` or `recorded`.
@@ -55,32 +55,32 @@ pub(super) struct GatherRow {
     pub batch: u32,
     /// Gathers after the first.
     pub batches: u32,
-    /// Of the first gather, which finds the cache empty.
+    /// Of the first gather, with an empty cache.
     cold_rows_per_s: f64,
     cold_reads_per_s: f64,
-    /// The share of plain reads.
+    /// Relative to plain reads.
     cold_of_drive: f64,
     cold_commands_per_page: f64,
-    /// Of the others, by the caller's clock.
+    /// Of the other gathers, by the caller's clock.
     rows_per_s: f64,
-    /// By the GPU's.
+    /// By the GPU's clock.
     kernel_rows_per_s: f64,
-    /// Lookups of pages that hit.
+    /// Fraction of page lookups that hit.
     hit_rate: f64,
     reads_per_s: f64,
     of_drive: f64,
-    /// For all gathers: a page that was evicted takes another.
+    /// Over all gathers; more than 1 if pages were evicted and read again.
     commands_per_page: f64,
-    /// Of a gather, by the caller's clock.
+    /// Time of a gather, by the caller's clock.
     p50_us: Option<f64>,
     p99_us: Option<f64>,
     p999_us: Option<f64>,
     latency_samples: u64,
-    /// By the GPU's.
+    /// By the GPU's clock.
     kernel_p50_us: Option<f64>,
 }
 
-/// The sums over some gathers.
+/// Sums over several gathers.
 #[derive(Default)]
 struct Sums {
     rows: u64,
@@ -126,13 +126,13 @@ impl<'a> GatherTable<'a> {
         bytes.try_reserve_exact(size).map_err(|_| {
             CliError::not_possible(
                 format!("holding a table of {} in host memory", units::bytes(size as u64)),
-                "there is not so much",
+                "not enough memory is free",
                 "Use less of the drive: --size",
             )
         })?;
         bytes.resize(size, 0);
         let bar = TransientBar::of_bytes("reading the table", size as u64);
-        let step = STEP.next_multiple_of(unit as usize);
+        let step = READ_BYTES.next_multiple_of(unit as usize);
         for (chunk, at) in bytes.chunks_mut(step).zip((0..).step_by(step)) {
             stop.check()?;
             target.read(at, chunk)?;
@@ -154,7 +154,7 @@ impl<'a> GatherTable<'a> {
         ArrayRows { count: (self.bytes() - u64::from(bytes)) / u64::from(stride) + 1, bytes, stride }
     }
 
-    /// Measures gathers: one that finds the cache empty, and `batches` more. `gathered` is called after each.
+    /// Measures one gather with an empty cache, and `batches` more. `gathered` is called after each.
     pub(super) fn measure(
         &self,
         source: &RowSource,
@@ -173,11 +173,11 @@ impl<'a> GatherTable<'a> {
         for number in 0..=batches {
             let ids = stream.take(batch as usize, self.rows());
             self.mark(&ids, &mut pages);
-            self.spoil(&out, &ids)?;
+            self.poison(&out, &ids)?;
             let before = array.stats()?;
-            let begun = Instant::now();
+            let start = Instant::now();
             let moved = stopped_by(&array, stop, || array.gather(self.array_rows(), &ids, &out))?;
-            let took = begun.elapsed();
+            let took = start.elapsed();
             refuse_failed(&array, &moved, &ids)?;
             let stats = [before, array.stats()?];
             self.compare(&out, &ids)?;
@@ -227,14 +227,14 @@ impl<'a> GatherTable<'a> {
         }
     }
 
-    /// What the row holds.
+    /// The contents of a row.
     fn row(&self, id: u64) -> Option<&[u8]> {
         let at = (id * u64::from(self.plan.stride)) as usize;
         self.bytes.get(at..at + self.plan.row_bytes as usize)
     }
 
-    /// Writes something else where each row is to be, so that one that is not copied shows.
-    fn spoil(&self, out: &Region, ids: &[u64]) -> Result<()> {
+    /// Fills the output with wrong bytes, so that a row that is not copied is detected.
+    fn poison(&self, out: &Region, ids: &[u64]) -> Result<()> {
         let wrong: Vec<u8> = ids.iter().filter_map(|id| self.row(*id)).flatten().map(|byte| !byte).collect();
         Ok(out.write(0, &wrong)?)
     }
@@ -245,7 +245,7 @@ impl<'a> GatherTable<'a> {
         out.read(0, &mut got)?;
         for (id, got) in ids.iter().zip(got.chunks(row)) {
             if self.row(*id) != Some(got) {
-                let why = format!("row {id} is not what the drive holds; no result is given for wrong bytes");
+                let why = format!("row {id} differs from the drive; no result is reported for wrong bytes");
                 return Err(CliError::Mismatch(why));
             }
         }
@@ -259,14 +259,14 @@ fn count(pages: &[bool]) -> usize {
 
 fn refuse_failed(array: &Array, moved: &MovedRows, ids: &[u64]) -> Result<()> {
     let Some((place, error)) = moved.failed.first() else { return Ok(()) };
-    // A drive that is no longer served says why.
+    // If the array has stopped, this returns the reason.
     array.check()?;
     let row = ids.get(*place).copied().unwrap_or_default();
     let failed = moved.failed.len();
     Err(CliError::Failed(format!("{failed} of {} rows failed; the first is row {row}: {error}", ids.len())))
 }
 
-/// Calls `f`, and ends the array's waits for the drive once the user asked for an end.
+/// Calls `f`, and stops the array after Ctrl-C.
 fn stopped_by<R>(array: &Array, stop: &StopFlag, f: impl FnOnce() -> R) -> R {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -323,7 +323,7 @@ fn choose(
             Err(other) => return Err(other.into()),
         };
         let Some(fix) = remedy(&error) else { return Err(error.into()) };
-        // Gathers have no route of the CPU.
+        // Gathers have no CPU routes.
         let fix = if fix.contains("cpu/") { "" } else { fix };
         let no = BetterRoute { route: candidate.name().into(), reason: error.to_string(), fix: fix.into() };
         if !tried.contains(&no) {
@@ -331,7 +331,7 @@ fn choose(
         }
     }
     Err(match (route, tried.pop()) {
-        (_, None) => CliError::Usage("--route: GPU threads gather, by a gpu/ route".into()),
+        (_, None) => CliError::Usage("--route: gathers need a gpu/ route".into()),
         (RouteRequest::Only(name), Some(last)) => {
             CliError::not_possible(format!("route {name}"), last.reason, last.fix)
         }
