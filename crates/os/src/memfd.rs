@@ -76,7 +76,6 @@ impl Memfd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DmaMemory;
 
     #[test]
     fn both_sides_map_the_same_bytes() {
