@@ -348,7 +348,7 @@ fn servers_that_break_the_protocol_are_left() {
     let refused = answers(|header| header.refusal(22).encode().to_vec()).unwrap_err();
     assert!(matches!(refused, ClientError::Refused { what: "the version", .. }), "{refused}");
     let other = answers(move |header| whole(header, &[1, 0, 0, 0])).unwrap_err();
-    assert!(matches!(other, ClientError::Unfit { .. }), "{other}");
+    assert!(matches!(&other, ClientError::Unfit { why, .. } if why.contains("version is 1,")), "{other}");
     let short = answers(move |header| whole(header, &[0; 4])).unwrap_err();
     assert!(matches!(short, ClientError::Broken { what: "REGION_READ", .. }), "{short}");
     let long =

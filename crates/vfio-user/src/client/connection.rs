@@ -85,7 +85,11 @@ impl Connection {
         match said.payload.get(..2) {
             Some([0, 0]) => Ok(connection),
             major => {
-                let why = format!("its protocol version is {major:?}, not 0");
+                let major = major.and_then(|raw| raw.try_into().ok()).map(u16::from_le_bytes);
+                let why = match major {
+                    Some(major) => format!("its protocol version is {major}, not 0"),
+                    None => "it does not say its protocol version".into(),
+                };
                 Err(ClientError::Unfit { path: path.into(), why })
             }
         }
@@ -136,6 +140,7 @@ impl Connection {
         let head = access(region, offset, bytes, &[]).len();
         if payload.len() != head + bytes {
             let why = format!("received {} bytes instead of {bytes}", payload.len().saturating_sub(head));
+            self.state().broken.get_or_insert_with(|| format!("REGION_READ: {why}"));
             return Err(ClientError::Broken { path: self.path.clone(), what: "REGION_READ", why });
         }
         Ok(payload.split_off(head))
