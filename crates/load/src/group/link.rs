@@ -95,6 +95,8 @@ pub(crate) enum Received {
 pub(crate) struct RankLink {
     socket: UnixStream,
     pid: Pid,
+    /// Its process, if it can be seen from here.
+    process: Option<OwnedFd>,
     sending: Mutex<()>,
     received: Mutex<Incoming>,
 }
@@ -148,7 +150,9 @@ impl RankLink {
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(Some(POLL))?;
         socket.set_write_timeout(Some(SEND))?;
-        Ok(Self { socket, pid: other.pid, sending: Mutex::default(), received: Mutex::default() })
+        let process = pidfd_open(other.pid, PidfdFlags::empty()).ok();
+        let (sending, received) = (Mutex::default(), Mutex::default());
+        Ok(Self { socket, pid: other.pid, process, sending, received })
     }
 
     /// The other process.
@@ -221,6 +225,12 @@ impl RankLink {
                     }
                     incoming.bytes.extend_from_slice(buffer.get(..got.bytes).unwrap_or_default());
                 }
+                // A child of its may have the connection too, and keep it open.
+                Err(rustix::io::Errno::AGAIN)
+                    if self.process.is_some() && self.wait_for_end(Duration::ZERO) =>
+                {
+                    return Ok(Received::End);
+                }
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) if start.elapsed() >= limit => {
                     return Ok(Received::Nothing);
                 }
@@ -239,7 +249,7 @@ impl RankLink {
     /// Waits until the other process has ended, for a limited time: its GPU may still work on what it had begun when its
     /// connection broke. True if it has, or cannot be seen from here.
     pub(crate) fn wait_for_end(&self, limit: Duration) -> bool {
-        let Ok(process) = pidfd_open(self.pid, PidfdFlags::empty()) else { return true };
+        let Some(process) = &self.process else { return true };
         let limit = rustix::time::Timespec {
             tv_sec: limit.as_secs().cast_signed(),
             tv_nsec: limit.subsec_nanos().into(),

@@ -13,6 +13,8 @@ use onehop_load::group::Group;
 use onehop_load::stream::Stream;
 use onehop_load::{Error, Local, Model, Plan, Selection, plan};
 
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+
 use crate::engine::{Folder, bytes_of, matrices, model};
 
 const SIZES: [usize; 8] = [9 << 20, 1, 4096, 777, 3 << 20, 0, 12_345, 5 << 20 | 3];
@@ -333,6 +335,9 @@ fn child(name: &str, rank: usize, size: usize, path: &Path) -> Command {
     command
 }
 
+/// Set for a rank that ends right after it has met the others, and leaves a child that has its connections.
+const STAYS: &str = "ONEHOP_TEST_RANK_STAYS";
+
 /// Nothing when it runs by itself.
 #[test]
 fn the_process_of_a_rank() {
@@ -341,7 +346,27 @@ fn the_process_of_a_rank() {
     let mut next = || words.next().unwrap();
     let (name, rank, size, path) = (next(), next().parse().unwrap(), next().parse().unwrap(), next());
     let group = Group::new(name, rank, size).unwrap().waiting_for(SOON);
-    Rank::of(Path::new(path)).load(&group).unwrap();
+    let rank = Rank::of(Path::new(path));
+    if std::env::var_os(STAYS).is_some() {
+        let model = Model::open(&Local, std::slice::from_ref(&rank.path)).unwrap();
+        let plan = Plan::new(&model, &rank.selection, plan::PlanOptions::ring()).unwrap();
+        let _met = group.meet(&plan, &model.files, &[], 64 << 10, &|| true).unwrap();
+        let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+        let sockets = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| {
+            let path = fd.unwrap().path();
+            let is_socket = std::fs::read_link(&path).ok()?.to_string_lossy().starts_with("socket:");
+            let number = path.file_name()?.to_string_lossy().parse().ok()?;
+            is_socket.then(|| pidfd_getfd(&own, number, PidfdGetfdFlags::empty()).unwrap())
+        });
+        // It gets this process's connection, as a child without exec does.
+        let mut sleeps = Command::new("sleep");
+        sleeps.arg("20").stdout(Stdio::null());
+        let sockets: Vec<_> = sockets.collect();
+        let [socket] = &sockets[..] else { panic!("{} sockets", sockets.len()) };
+        sleeps.stdin(Stdio::from(socket.try_clone().unwrap())).spawn().unwrap();
+        std::process::abort();
+    }
+    rank.load(&group).unwrap();
 }
 
 #[test]
@@ -389,4 +414,22 @@ fn processes_load_together() {
     for other in &mut others {
         assert!(other.wait().unwrap().success());
     }
+}
+
+/// A rank that was killed is noticed even where a child of it still has its connections.
+#[test]
+fn a_child_of_a_killed_rank_holds_nobody_up() {
+    let folder = Folder::new("ranks-child");
+    let path = folder.0.join("m.safetensors");
+    model(&path, &SIZES);
+    let name = name();
+    let group = Group::new(&name, 0, 2).unwrap().waiting_for(SOON);
+    let mut process = child(&name, 1, 2, &path);
+    process.env(STAYS, "1").stderr(Stdio::null());
+    let mut process = process.spawn().unwrap();
+    let start = Instant::now();
+    let text = Rank::of(&path).load(&group).unwrap_err().to_string();
+    assert!(text.contains("rank 1") && text.contains("ended"), "{text}");
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    process.wait().unwrap();
 }
