@@ -48,8 +48,8 @@ pub(crate) struct LoadRequest {
     pub verify: bool,
     pub manifest: Option<PathBuf>,
     pub measure_limit: bool,
-    /// The processes that load together, and the tensors that each has a part of.
-    pub group: Option<(Group, Vec<(String, usize)>)>,
+    /// The processes that load together, and what must be the same for all: the cuts.
+    pub group: Option<(Group, Vec<String>)>,
 }
 
 /// What the tensors lie in.

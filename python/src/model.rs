@@ -232,6 +232,8 @@ impl Model {
         if let Some((rank, ranks)) = rank {
             selection = selection.rank(rank, ranks).map_err(onehop_load::Error::from)?;
         }
+        let parts = rank.map_or(1, |(_, ranks)| ranks);
+        let described = cuts.iter().map(|(pattern, dim)| format!("{pattern}={dim} of {parts}")).collect();
         let group = group.map(|(name, rank, size)| Group::new(&name, rank, size)).transpose()?;
         let origin = self.origin(route, threads)?;
         let model = match &origin {
@@ -251,7 +253,7 @@ impl Model {
             verify,
             manifest,
             measure_limit,
-            group: group.map(|group| (group, cuts)),
+            group: group.map(|group| (group, described)),
         })
     }
 

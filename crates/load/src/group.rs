@@ -116,8 +116,8 @@ impl Group {
         SocketAddr::from_abstract_name(format!("onehop/{user}/{}/{rank}", self.name))
     }
 
-    /// Waits for the other ranks, and agrees with them on the files and who reads what. `files` are the plan's, `cuts` the
-    /// tensors that each rank has a part of, and `slot` the bytes of a slot that would suit this rank.
+    /// Waits for the other ranks, and agrees with them on the files and who reads what. `files` are the plan's, `cuts` says
+    /// which tensors each rank has which part of, the same for all, and `slot` the bytes of a slot that would suit this rank.
     ///
     /// # Errors
     /// When a rank does not come in time, loads something else, or ends; or `go_on` returns false.
@@ -125,7 +125,7 @@ impl Group {
         &self,
         plan: &Plan,
         files: &[Box<dyn Source>],
-        cuts: &[(String, usize)],
+        cuts: &[String],
         slot: usize,
         go_on: &dyn Fn() -> bool,
     ) -> Result<Met> {

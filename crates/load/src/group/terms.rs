@@ -14,8 +14,8 @@ const MOST_BYTES: u64 = 1 << 48;
 #[serde(deny_unknown_fields)]
 pub(super) struct Terms {
     pub(super) files: Vec<FileTerms>,
-    /// The tensors that are cut, and where: pattern and dimension.
-    pub(super) cuts: Vec<(String, usize)>,
+    /// The cuts, as text: only their equality counts.
+    pub(super) cuts: Vec<String>,
     /// Bytes of a slot that would suit this rank: the least one counts.
     pub(super) slot: u64,
     /// Unit of reads.
@@ -55,6 +55,10 @@ impl FileTerms {
     }
 }
 
+fn listed(cuts: &[String]) -> String {
+    if cuts.is_empty() { "nothing".into() } else { cuts.join(", ") }
+}
+
 impl Terms {
     /// What another rank has different, if anything.
     pub(super) fn difference(&self, there: &Self) -> Option<String> {
@@ -66,7 +70,7 @@ impl Terms {
             return Some(difference);
         }
         if self.cuts != there.cuts {
-            return Some(format!("it cuts {:?}, this one {:?}", there.cuts, self.cuts));
+            return Some(format!("it cuts {}, this one {}", listed(&there.cuts), listed(&self.cuts)));
         }
         (self.block != there.block)
             .then(|| format!("it reads blocks of {}, this one of {}", there.block, self.block))

@@ -32,7 +32,7 @@ fn name() -> String {
 struct Rank {
     path: PathBuf,
     selection: Selection,
-    cuts: Vec<(String, usize)>,
+    cuts: Vec<String>,
     options: Options,
     /// Whether its memory can be opened by others.
     is_shared: bool,
@@ -160,7 +160,7 @@ fn rows_and_columns_are_read_once() {
                 let mut one = Rank::of(&path);
                 for pattern in ["a", "b", "c"] {
                     one.selection = one.selection.cut(pattern, dimension);
-                    one.cuts.push((pattern.into(), dimension));
+                    one.cuts.push(format!("{pattern}={dimension} of {size}"));
                 }
                 one.selection = one.selection.rank(rank as u64, size as u64).unwrap();
                 one
@@ -231,11 +231,11 @@ fn ranks_that_disagree_are_told_before_a_byte_moves() {
     let copy = folder.0.join("copy.safetensors");
     std::fs::copy(&one, &copy).unwrap();
     let mut cut = Rank::of(&one);
-    cut.cuts = vec![("t*".into(), 0)];
+    cut.cuts = vec!["t*=0 of 2".into()];
     for (ranks, expected) in [
         ([Rank::of(&one), Rank::of(&other)], "bytes here"),
         ([Rank::of(&one), Rank::of(&copy)], "not the same file"),
-        ([Rank::of(&one), cut], "it cuts"),
+        ([Rank::of(&one), cut], "t*=0 of 2"),
     ] {
         for (rank, loaded) in load(&ranks).into_iter().enumerate() {
             let text = loaded.unwrap_err().to_string();
