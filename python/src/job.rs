@@ -151,7 +151,8 @@ impl Job {
     pub(crate) fn start(request: LoadRequest) -> Result<Self> {
         let ((sender, events), (bring, brought)) = (channel(), channel());
         let shared = Arc::<JobShared>::default();
-        let work = LoadTask { request, shared: shared.clone(), sender, brought, start: Instant::now() };
+        let (start, has_met) = (Instant::now(), AtomicBool::new(false));
+        let work = LoadTask { request, shared: shared.clone(), sender, brought, start, has_met };
         let thread = std::thread::Builder::new().name("onehop load".into());
         thread.spawn(move || work.run()).map_err(Error::Thread)?;
         Ok(Self {

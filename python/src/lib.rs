@@ -9,6 +9,7 @@ mod drive;
 mod dtype;
 mod error;
 mod gather;
+mod group;
 mod job;
 mod lent;
 mod model;
@@ -23,6 +24,8 @@ use pyo3::prelude::*;
 // Without a word a free-threaded Python would take the module for one that needs no GIL, and it has not been tested without.
 #[pymodule(gil_used = true)]
 mod _native {
+    #[pymodule_export]
+    use super::group::decline_group;
     #[pymodule_export]
     use super::job::Job;
     #[pymodule_export]

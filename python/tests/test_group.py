@@ -32,6 +32,9 @@ def _rank(name, rank, size, path, device, options, results):
         results.put((rank, tensors, pickle.dumps(loaded.outcome)))
     except Exception as error:
         results.put((rank, None, f"{type(error).__name__}: {error}"))
+        if not isinstance(error, onehop.errors.GroupError):
+            # It tells the others as long as its process lives.
+            time.sleep(4)
 
 
 #: Device and further options of the loads.
@@ -150,7 +153,7 @@ def test_what_makes_no_sense_is_refused(tmp_path):
     for group in ("name", 3, object()):
         with pytest.raises(onehop.errors.RequestError, match="is no group"):
             onehop.load(path, "cpu", group=group)
-    for group in (onehop.Group("", 0, 2), onehop.Group("a", 2, 2), onehop.Group("a/b", 0, 2)):
+    for group in (onehop.Group("", 0, 2), onehop.Group("a", 2, 2), onehop.Group("a/b", 0, 2), onehop.Group("a", -1, 2)):
         with pytest.raises(onehop.errors.GroupError):
             onehop.load(path, "cpu", group=group)
     with pytest.raises(onehop.errors.RequestError, match="max_bytes"):
@@ -162,6 +165,54 @@ def test_a_rank_that_never_comes(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEHOP_GROUP_TIMEOUT", "0.5")
     ((tensors, error),) = Ranks([path], size=2).found()
     assert tensors is None and "GroupError" in error and "rank 1" in error and "ONEHOP_GROUP_TIMEOUT" in error
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"names": "nothing"}, {"threads": 0}],
+    ids=str,
+)
+def test_a_rank_that_fails_before_it_comes_tells_the_other(tmp_path, options):
+    path = safetensors_file(tmp_path / "m", {"a": ("U8", [4], b"wxyz")})
+    for bad in (0, 1):
+        began = time.monotonic()
+        found = Ranks([path] * 2, options=lambda rank: options if rank == bad else {}).found()
+        assert time.monotonic() - began < 30
+        assert all(tensors is None for tensors, _ in found)
+        assert "GroupError" not in found[bad][1], found
+        other = found[1 - bad][1]
+        assert "GroupError" in other and f"rank {bad}" in other and "waited" not in other, found
+
+
+def test_a_missing_file_is_told_to_the_other(tmp_path):
+    path = safetensors_file(tmp_path / "m", {"a": ("U8", [4], b"wxyz")})
+    (_, missing), (_, other) = Ranks([tmp_path / "none", path]).found()
+    assert "MissingFileError" in missing and "GroupError" in other and "rank 0" in other and "none" in other
+
+
+def _writes(name, rank, path, results):
+    """Rank 0 overwrites each tensor as soon as it has it."""
+    wrong = 0
+    want = onehop.load_file(path, "cpu", framework="numpy")
+    for key, tensor in onehop.stream(path, "cpu", framework="numpy", group=onehop.Group(name, rank, 2)):
+        wrong += tensor.tobytes() != want[key].tobytes()
+        if rank == 0:
+            tensor[...] = 0
+    results.put((rank, wrong))
+
+
+def test_tensors_of_a_stream_may_be_written_to(tmp_path):
+    model = {f"t{i}": ("U8", [300_000], os.urandom(300_000)) for i in range(60)}
+    path = safetensors_file(tmp_path / "m.safetensors", model)
+    context = multiprocessing.get_context("spawn")
+    for _ in range(3):
+        results, name = context.Queue(), uuid.uuid4().hex
+        ranks = [context.Process(target=_writes, args=(name, rank, path, results)) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        assert sorted(results.get(timeout=60) for _ in ranks) == [(0, 0), (1, 0)]
+        for rank in ranks:
+            rank.join(20)
 
 
 def test_a_group_of_one_is_an_ordinary_load(tmp_path):

@@ -418,6 +418,11 @@ impl<A> RingEngine<A> {
         Stopper(self.pool.shared.clone())
     }
 
+    /// Ends the load, of which the other ranks of a group are told why.
+    pub fn give_up(&self, why: &str) {
+        self.pool.shared.give_up(why);
+    }
+
     /// In a group, waits until every rank has all of its bytes from this one, and this one from them. The account is
     /// complete then.
     ///
@@ -463,7 +468,9 @@ impl<A> RingEngine<A> {
                 }
                 // A reader may continue for as long as the disk takes to respond.
                 Err(_) if shared.is_stopped() => return Err(shared.why()),
-                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return self.group.as_ref().map_or(Ok(None), |group| Err(group.incomplete()));
+                }
                 Err(RecvTimeoutError::Timeout) if shared.lacks_only_memory(self.received) => {
                     start = Instant::now();
                 }
@@ -471,7 +478,8 @@ impl<A> RingEngine<A> {
                     // Other GPUs may get their bytes first.
                     let before = std::mem::replace(&mut read, self.account().read_bytes());
                     if read == before {
-                        return Err(Error::Stalled { waited: limit });
+                        let stalled = self.group.as_ref().map(GroupLoad::stalled);
+                        return Err(stalled.unwrap_or(Error::Stalled { waited: limit }));
                     }
                     start = Instant::now();
                 }

@@ -12,9 +12,11 @@
 mod link;
 mod terms;
 
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 pub(crate) use link::{Kind, RankLink, RankMessage, Received};
@@ -41,6 +43,12 @@ const HELLO: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(2);
 /// How long a rank sleeps while it waits for one message of another.
 const TURN: Duration = Duration::from_millis(100);
+
+/// Longest hello.
+const LONGEST_HELLO: usize = 64;
+
+/// The last turn of each name and rank in this process.
+static TURNS: Mutex<BTreeMap<(String, usize), u64>> = Mutex::new(BTreeMap::new());
 
 /// A group of processes, and this one's rank in it.
 #[derive(Clone, Debug)]
@@ -130,7 +138,8 @@ impl Group {
         go_on: &dyn Fn() -> bool,
     ) -> Result<Met> {
         let deadline = Instant::now() + self.timeout;
-        let links = self.connect(deadline, go_on)?;
+        self.next_turn();
+        let links = self.connect(deadline, go_on, None)?;
         let terms = Terms {
             files: files.iter().map(|file| FileTerms::of(&**file)).collect(),
             cuts: cuts.to_vec(),
@@ -138,25 +147,65 @@ impl Group {
             block: plan.options.block,
         };
         let sent = terms.to_bytes(plan).map_err(|e| self.refused(format!("the plan cannot be sent: {e}")))?;
-        let mut met = Met { group: self.clone(), links, plans: Vec::new(), slot: terms.slot };
+        let (group, plans, slot) = (self.clone(), Vec::new(), terms.slot);
+        let mut met = Met { group, links, plans, slot, is_started: false };
         met.send_all(Kind::Terms, &sent)?;
-        for rank in 0..self.size {
-            if rank == self.rank {
-                met.plans.push(plan.clone());
-                continue;
-            }
-            let message = met.receive(rank, &[Kind::Terms], deadline, go_on)?;
-            let there = Terms::from_bytes(&message.bytes, &terms, &plan.files);
-            let (there, plan) = there.map_err(|why| met.fail(rank, why))?;
-            met.slot = met.slot.min(there.slot);
-            met.plans.push(plan);
-        }
+        let agreed = met.agree(plan, &terms, deadline, go_on);
+        agreed.inspect_err(|error| drop(met.send_all(Kind::Failed, error.to_string().as_bytes())))?;
         Ok(met)
     }
 
-    /// A connection to each other rank: the higher ones come, the lower ones are called.
-    fn connect(&self, deadline: Instant, go_on: &dyn Fn() -> bool) -> Result<Vec<Option<RankLink>>> {
+    /// Tells the other ranks that this one does not come, because its call failed before it could meet them. A thread does
+    /// so for as long as they may wait, or until this process meets them after all.
+    pub fn decline(&self, why: &str) {
+        let (group, why, turn) = (self.clone(), why.to_owned(), self.next_turn());
+        let tell = move || {
+            let deadline = Instant::now() + group.timeout;
+            let go_on = || group.current_turn() == turn;
+            drop(group.connect(deadline, &go_on, Some(&why)));
+        };
+        // Without a thread, they wait for the whole time.
+        drop(std::thread::Builder::new().name("declines a group".into()).spawn(tell));
+    }
+
+    /// Ends what a thread of this process may still be telling others in the name of this rank.
+    fn next_turn(&self) -> u64 {
+        let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = turns.entry((self.name.clone(), self.rank)).or_default();
+        *turn += 1;
+        *turn
+    }
+
+    fn current_turn(&self) -> u64 {
+        let turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.get(&(self.name.clone(), self.rank)).copied().unwrap_or_default()
+    }
+
+    /// A connection to each other rank: the higher ones come, the lower ones are called. Each is told why this one fails,
+    /// if it does.
+    fn connect(
+        &self,
+        deadline: Instant,
+        go_on: &dyn Fn() -> bool,
+        failure: Option<&str>,
+    ) -> Result<Vec<Option<RankLink>>> {
         let mut links: Vec<Option<RankLink>> = (0..self.size).map(|_| None).collect();
+        let connected = self.connect_all(&mut links, deadline, go_on, failure);
+        if let (Err(error), None) = (&connected, failure) {
+            for link in links.iter().flatten() {
+                let _ = link.send(Kind::Failed, error.to_string().as_bytes());
+            }
+        }
+        connected.map(|()| links)
+    }
+
+    fn connect_all(
+        &self,
+        links: &mut [Option<RankLink>],
+        deadline: Instant,
+        go_on: &dyn Fn() -> bool,
+        failure: Option<&str>,
+    ) -> Result<()> {
         let listener = if self.rank + 1 < self.size { Some(self.listen()?) } else { None };
         let begun = Instant::now();
         let mut is_told = false;
@@ -164,21 +213,36 @@ impl Group {
             for rank in 0..self.rank {
                 if let Some(link @ None) = links.get_mut(rank) {
                     *link = self.call(rank, deadline, go_on)?;
+                    if let (Some(link), Some(why)) = (link, failure) {
+                        let _ = link.send(Kind::Failed, why.as_bytes());
+                    }
                 }
             }
             while let Some(listener) = &listener
                 && let Some(socket) = self.accept(listener)?
             {
-                self.welcome(socket, &mut links)?;
+                if let (Some(link), Some(why)) = (self.welcome(socket, links)?, failure) {
+                    let _ = link.send(Kind::Failed, why.as_bytes());
+                }
             }
             let missing: Vec<usize> = (0..self.size)
                 .filter(|rank| *rank != self.rank && links.get(*rank).is_some_and(Option::is_none))
                 .collect();
             if missing.is_empty() {
-                return Ok(links);
+                return Ok(());
             }
             if !go_on() {
                 return Err(Error::Cancelled);
+            }
+            // One that has come may fail while others are waited for.
+            for (rank, link) in links.iter().enumerate().filter(|_| failure.is_none()) {
+                if let Some(link) = link.as_ref().filter(|link| link.is_over()) {
+                    let why = match link.receive(Duration::ZERO) {
+                        Ok(Received::Message(message)) => message.text(),
+                        _ => "it ended".into(),
+                    };
+                    return Err(self.rank_error(rank, link, why));
+                }
             }
             if Instant::now() > deadline {
                 let why = format!(
@@ -190,7 +254,7 @@ impl Group {
                 );
                 return Err(self.refused(why));
             }
-            if !is_told && begun.elapsed() > NOTICE {
+            if !is_told && failure.is_none() && begun.elapsed() > NOTICE {
                 is_told = true;
                 eprintln!(
                     "onehop: rank {} of group {:?} waits for {}, {:?} at most",
@@ -204,6 +268,10 @@ impl Group {
         }
     }
 
+    fn rank_error(&self, rank: usize, link: &RankLink, why: impl Into<String>) -> Error {
+        Error::Rank { group: self.name.clone(), rank, pid: link.pid(), why: why.into() }
+    }
+
     fn listen(&self) -> Result<UnixListener> {
         let begun = Instant::now();
         loop {
@@ -214,8 +282,14 @@ impl Group {
                     std::thread::sleep(POLL);
                 }
                 Err(error) if error.kind() == ErrorKind::AddrInUse => {
-                    let why = format!("another process is rank {} of a group of this name", self.rank);
-                    return Err(self.refused(why));
+                    let there =
+                        self.address(self.rank).and_then(|address| UnixStream::connect_addr(&address));
+                    let who = match there.and_then(RankLink::new) {
+                        Ok(link) => format!("process {} is", link.pid()),
+                        Err(e) if e.kind() == ErrorKind::PermissionDenied => format!("{e}: it is"),
+                        Err(_) => "another process is".into(),
+                    };
+                    return Err(self.refused(format!("{who} rank {} of a group of this name", self.rank)));
                 }
                 Err(error) => return Err(self.refused(format!("no socket to meet at: {error}"))),
             }
@@ -251,36 +325,47 @@ impl Group {
                 // It was about to close its door.
                 Ok(Received::End) => return Ok(None),
                 Ok(Received::Message(message)) if message.kind == Kind::Hello => {
-                    self.check_hello(&message.bytes, Some(rank)).map_err(|why| self.refused(why))?;
+                    let hello = Hello::parse(&message.bytes).filter(|hello| hello.rank == rank);
+                    let checked = match hello {
+                        Some(hello) => self.check_hello(&hello),
+                        None => Err("what it says is no hello of this rank".into()),
+                    };
+                    checked.map_err(|why| self.rank_error(rank, &link, why))?;
                     return Ok(Some(link));
                 }
                 Ok(Received::Message(message)) => {
-                    return Err(self.refused(format!("rank {rank}: {}", message.text())));
+                    return Err(self.rank_error(rank, &link, message.text()));
                 }
-                Err(e) => return Err(self.refused(format!("rank {rank}: {e}"))),
+                Err(e) => return Err(self.rank_error(rank, &link, e.to_string())),
             }
         }
         Ok(None)
     }
 
-    /// Takes a process that has connected, if it is one of the ranks that are missing.
-    fn welcome(&self, socket: UnixStream, links: &mut [Option<RankLink>]) -> Result<()> {
-        // Processes of other users are sent away.
-        let Ok(link) = RankLink::new(socket) else { return Ok(()) };
-        let Ok(Received::Message(message)) = link.receive(HELLO) else { return Ok(()) };
-        let rank = match self.check_hello(&message.bytes, None) {
-            Ok(rank) if message.kind == Kind::Hello => rank,
-            Ok(_) => return Ok(()),
-            Err(why) => {
-                let _ = link.send(Kind::Refused, why.as_bytes());
-                return Err(self.refused(why));
-            }
-        };
+    /// Takes a process that has connected, if it is one of the ranks that are missing, and returns its connection.
+    fn welcome<'a>(
+        &self,
+        socket: UnixStream,
+        links: &'a mut [Option<RankLink>],
+    ) -> Result<Option<&'a RankLink>> {
+        // Processes of other users are sent away, and those that are no ranks.
+        let Ok(link) = RankLink::new(socket) else { return Ok(None) };
+        let Ok(Received::Message(message)) = link.receive(HELLO) else { return Ok(None) };
+        if message.kind != Kind::Hello {
+            return Ok(None);
+        }
+        let Some(hello) = Hello::parse(&message.bytes) else { return Ok(None) };
+        let rank = hello.rank;
+        if let Err(why) = self.check_hello(&hello) {
+            let _ = link.send(Kind::Refused, why.as_bytes());
+            return Err(self.rank_error(rank, &link, why));
+        }
         match links.get_mut(rank) {
             Some(free @ None) if rank > self.rank => {
                 if link.send(Kind::Hello, &self.hello()).is_ok() {
                     *free = Some(link);
                 }
+                return Ok(free.as_ref());
             }
             Some(Some(there)) => {
                 let why = format!("process {} is rank {rank} of a group of this name", there.pid());
@@ -290,39 +375,45 @@ impl Group {
                 let _ = link.send(Kind::Refused, b"this rank is not called by that one");
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     fn hello(&self) -> Vec<u8> {
         format!("{} {} {}", env!("CARGO_PKG_VERSION"), self.rank, self.size).into_bytes()
     }
 
-    /// The rank of who says hello, which is this one if any was called.
-    fn check_hello(&self, bytes: &[u8], called: Option<usize>) -> std::result::Result<usize, String> {
-        let text = String::from_utf8_lossy(bytes);
-        let mut words = text.split(' ');
-        let mut next = || words.next().unwrap_or_default();
-        let (version, rank, size) = (next(), next(), next());
-        if version != env!("CARGO_PKG_VERSION") {
-            let ours = env!("CARGO_PKG_VERSION");
-            return Err(format!(
-                "onehop {} there and {ours} here do not load together",
-                version.escape_debug()
-            ));
+    /// Whether who says hello can be of this group.
+    fn check_hello(&self, hello: &Hello<'_>) -> std::result::Result<(), String> {
+        let ours = env!("CARGO_PKG_VERSION");
+        if hello.version != ours {
+            let theirs = hello.version.escape_debug();
+            return Err(format!("its onehop {theirs} and {ours} do not load together"));
         }
-        let (Ok(rank), Ok(size)) = (rank.parse::<usize>(), size.parse::<usize>()) else {
-            return Err("what it says is no rank".into());
-        };
-        if size != self.size {
+        if hello.size != self.size {
+            let (rank, size) = (hello.rank, hello.size);
             return Err(format!(
                 "rank {rank} says that the group has {size} ranks, rank {} {}",
                 self.rank, self.size
             ));
         }
-        if called.is_some_and(|called| called != rank) {
-            return Err(format!("rank {rank} answers a call"));
-        }
-        Ok(rank)
+        Ok(())
+    }
+}
+
+/// What a rank says first: version, rank and number of ranks.
+struct Hello<'a> {
+    version: &'a str,
+    rank: usize,
+    size: usize,
+}
+
+impl<'a> Hello<'a> {
+    fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok().filter(|text| text.len() <= LONGEST_HELLO)?;
+        let mut words = text.split(' ');
+        let (version, rank, size) = (words.next()?, words.next()?, words.next()?);
+        let is_version = !version.is_empty() && words.next().is_none();
+        is_version.then_some(Self { version, rank: rank.parse().ok()?, size: size.parse().ok()? })
     }
 }
 
@@ -341,6 +432,16 @@ pub struct Met {
     pub(crate) plans: Vec<Plan>,
     /// Bytes of a slot.
     pub(crate) slot: u64,
+    /// Whether the load has begun, which tells the others how it goes.
+    pub(crate) is_started: bool,
+}
+
+impl Drop for Met {
+    fn drop(&mut self) {
+        if !self.is_started {
+            let _ = self.send_all(Kind::Failed, b"it did not start to load");
+        }
+    }
 }
 
 impl Met {
@@ -360,15 +461,29 @@ impl Met {
         self.links.iter().enumerate().filter_map(|(rank, link)| Some((rank, link.as_ref()?)))
     }
 
-    /// Tells the others that this rank fails because of another one.
-    pub(crate) fn fail(&self, rank: usize, why: impl Into<String>) -> Error {
-        let why = why.into();
-        let told = format!("it disagrees with rank {rank}: {why}");
-        let _ = self.send_all(Kind::Failed, told.as_bytes());
-        self.error(rank, why)
+    /// Compares this rank's terms with those of the others, and takes their plans.
+    fn agree(
+        &mut self,
+        plan: &Plan,
+        terms: &Terms,
+        deadline: Instant,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        for rank in 0..self.group.size {
+            if rank == self.group.rank {
+                self.plans.push(plan.clone());
+                continue;
+            }
+            let message = self.receive(rank, &[Kind::Terms], deadline, go_on)?;
+            let there = Terms::from_bytes(&message.bytes, terms, &plan.files);
+            let (there, plan) = there.map_err(|why| self.error(rank, why))?;
+            self.slot = self.slot.min(there.slot);
+            self.plans.push(plan);
+        }
+        Ok(())
     }
 
-    fn error(&self, rank: usize, why: impl Into<String>) -> Error {
+    pub(crate) fn error(&self, rank: usize, why: impl Into<String>) -> Error {
         let pid = self.links.get(rank).and_then(Option::as_ref).map_or(0, RankLink::pid);
         Error::Rank { group: self.group.name.clone(), rank, pid, why: why.into() }
     }
@@ -397,7 +512,6 @@ impl Met {
         let link = self.links.get(rank).and_then(Option::as_ref).ok_or(Error::Incomplete)?;
         while Instant::now() < deadline {
             if !go_on() {
-                let _ = self.send_all(Kind::Failed, b"it was cancelled");
                 return Err(Error::Cancelled);
             }
             match link.receive(TURN) {

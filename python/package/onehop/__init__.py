@@ -126,6 +126,7 @@ class Loaded:
     metadata: Dict[str, Any]
 
 
+@_group.declines
 def load(
     path: Optional[Paths],
     device: Device = None,
@@ -262,6 +263,7 @@ def load_file(
     return load(path, device, framework=framework, **options).tensors
 
 
+@_group.declines
 def stream(
     path: Paths,
     device: Device = None,
@@ -512,7 +514,7 @@ def _job(
         raise errors.RequestError("group= passes on tensors in memory, which max_bytes uses again")
     if min([*(rank or ()), *(cuts or {}).values()], default=0) < 0:
         raise errors.RequestError(f"rank={rank}, cuts={cuts}: ranks and dimensions count from 0")
-    return model.load(
+    job = model.load(
         device=_device(device),
         only=_some("names", names),
         without=_list(without),
@@ -528,6 +530,8 @@ def _job(
         max_bytes=max_bytes,
         arena=arena,
     )
+    _group.joined()
+    return job
 
 
 def _only(job: _Job) -> Tensor:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
+import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple, TypeVar, cast
 
 from . import errors
+from ._native import decline_group
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -66,4 +71,47 @@ def native(group: Any) -> Optional[Tuple[str, int, int]]:
         if found is None:
             return None
         group = found
+    if not isinstance(group.name, str) or not isinstance(group.rank, int) or not isinstance(group.size, int):
+        raise errors.GroupError(f"{group!r}: a name is a str, rank and size are int")
+    if not 0 <= group.rank < group.size:
+        raise errors.GroupError(f"{group!r}: ranks count from 0 to size - 1")
     return group.name, group.rank, group.size
+
+
+class _Joined(threading.local):
+    """Whether this thread's call has begun to load: the load itself tells the others what happens then."""
+
+    yes = False
+
+
+_JOINED = _Joined()
+
+
+def joined() -> None:
+    _JOINED.yes = True
+
+
+def declines(call: _Call) -> _Call:
+    """A call with `group=` that tells the other ranks if it fails before it loads."""
+
+    @functools.wraps(call)
+    def wrapped(*args: Any, group: Any = None, **options: Any) -> Any:
+        _JOINED.yes = False
+        try:
+            return call(*args, group=group, **options)
+        except Exception as error:
+            if group is not None and not _JOINED.yes:
+                _decline(group, error)
+            raise
+
+    return cast(_Call, wrapped)
+
+
+def _decline(group: Any, error: Exception) -> None:
+    try:
+        known = native(group)
+    except Exception:
+        # What makes no sense is nobody's rank.
+        return
+    if known is not None:
+        decline_group(*known, f"{type(error).__name__}: {error}")

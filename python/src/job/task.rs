@@ -1,6 +1,6 @@
 //! The thread of a load.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -43,12 +43,14 @@ pub(super) struct LoadTask {
     pub(super) sender: Sender<LoadEvent>,
     pub(super) brought: Receiver<Brought>,
     pub(super) start: Instant,
+    /// Whether the other processes of the group were looked for: they hear from there how it goes.
+    pub(super) has_met: AtomicBool,
 }
 
 impl LoadTask {
     pub(super) fn run(self) {
         let outcome = match &self.request.origin {
-            LoadOrigin::Files(options) => self.load(options),
+            LoadOrigin::Files(options) => self.load(options).inspect_err(|error| self.decline(error)),
             LoadOrigin::Drive(drive, options) => self.load_from_drive(drive, options),
         };
         let Self { sender, request, .. } = self;
@@ -56,6 +58,15 @@ impl LoadTask {
         drop(request);
         // The waiting thread may have ended.
         let _ = sender.send(LoadEvent::Done(outcome.map(Box::new)));
+    }
+
+    /// Tells the other processes of the group of an error before this one met them.
+    fn decline(&self, error: &Error) {
+        if let Some((group, _)) =
+            self.request.group.as_ref().filter(|_| !self.has_met.load(Ordering::Acquire))
+        {
+            group.decline(&error.to_string());
+        }
     }
 
     fn go_on(&self) -> bool {
@@ -115,6 +126,7 @@ impl LoadTask {
     fn meet(&self, plan: &Plan, options: &engine::Options) -> Result<Option<Met>> {
         let LoadRequest { model, group, .. } = &self.request;
         let Some((group, cuts)) = group else { return Ok(None) };
+        self.has_met.store(true, Ordering::Release);
         let slot = engine::slot_in_group(plan, &model.files, options, group.size());
         Ok(Some(group.meet(plan, &model.files, cuts, slot, &|| self.go_on())?))
     }
@@ -262,8 +274,9 @@ impl LoadTask {
         begin: Instant,
     ) -> Result<(Ended, A)> {
         let took = begin.elapsed();
+        let warnings = self.request.model.still_same();
+        let warnings = warnings.inspect_err(|error| stream.engine().give_up(&error.to_string()))?;
         stream.engine_mut().wait_for_group()?;
-        let warnings = self.request.model.still_same()?;
         let account = stream.engine().account();
         let rate = if self.request.measure_limit { stream.engine().copy_rate(&*device.gpu)? } else { None };
         let (plan, arena) = stream.finish()?;

@@ -26,7 +26,7 @@ use passer::Passer;
 use peers::{Own, Peer, Peers};
 
 /// How long a rank waits for the others after a failure before it gives its arena up: they may still write to it.
-const CLOSE: Duration = Duration::from_secs(10);
+const CLOSE: Duration = Duration::from_secs(5);
 /// How long a thread sleeps before it looks whether the load goes on.
 const POLL: Duration = Duration::from_millis(20);
 /// How long a thread sleeps while copies, or a decision, are about to end.
@@ -131,7 +131,8 @@ struct GroupStart {
 
 impl GroupLoad {
     fn start(start: GroupStart) -> Result<Self> {
-        let GroupStart { met, gpu, shared, arena, places, decision, passes, arrived } = start;
+        let GroupStart { mut met, gpu, shared, arena, places, decision, passes, arrived } = start;
+        met.is_started = true;
         let block = met.plans.iter().map(|plan| plan.options.block).max().unwrap_or(1).max(1);
         // Each chunk has a block or more of some plan, whose ranges may each end in one that is not full.
         let chunks =
@@ -160,7 +161,7 @@ impl GroupLoad {
             this.listeners.push(thread.map_err(Error::Thread)?);
         }
         let mut passer =
-            Passer { peers, shared, places, arena, copiers: Vec::new(), passing: VecDeque::new() };
+            Passer { peers, shared, places, arena, copiers: Vec::new(), arrived, passing: VecDeque::new() };
         let thread = std::thread::Builder::new().name("passes bytes on".into());
         this.passer = Some(thread.spawn(move || passer.run(&passes)).map_err(Error::Thread)?);
         Ok(this)
@@ -177,6 +178,16 @@ impl GroupLoad {
             passed_bytes: self.peers.passed.load(Ordering::Acquire),
             received_bytes: self.peers.received.load(Ordering::Acquire),
         }
+    }
+
+    /// The error of a load for which nothing has arrived for [`STALL`].
+    pub(super) fn stalled(&self) -> Error {
+        self.peers.short_of(&format!("nothing has come of it for {STALL:?}, and it is not done"))
+    }
+
+    /// The error of a load that lacks bytes though every rank is done.
+    pub(super) fn incomplete(&self) -> Error {
+        self.peers.short_of("it has passed on less than this rank needs")
     }
 
     /// Waits until every rank has all of its bytes from this one, and this one from them.
@@ -199,7 +210,7 @@ impl GroupLoad {
             if now != moved {
                 (start, moved) = (Instant::now(), now);
             } else if start.elapsed() > STALL {
-                return Err(Error::Stalled { waited: STALL });
+                return Err(self.stalled());
             }
         }
         self.is_finished = true;

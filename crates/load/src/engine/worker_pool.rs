@@ -143,6 +143,12 @@ impl LoadShared {
         self.stop();
     }
 
+    /// Ends the load with this text for others, unless it has already failed.
+    pub(super) fn give_up(&self, why: &str) {
+        let _ = self.failure.set(why.to_owned());
+        self.stop();
+    }
+
     /// The text of the error that ended the load.
     pub(super) fn failure(&self) -> Option<String> {
         self.failure.get().cloned()
@@ -170,7 +176,7 @@ pub(super) struct LoadLane {
     pub(super) arenas: Arenas,
     /// Receivers of chunks, each with the index of its arena.
     pub(super) arrived: Vec<(usize, Sender<Chunk>)>,
-    /// Receiver of all chunks, if other processes need some of their bytes.
+    /// Receiver of all chunks instead, if other processes may need some of their bytes.
     pub(super) passes: Option<Sender<Chunk>>,
 }
 
@@ -255,13 +261,14 @@ impl SlotCopier for LoadLane {
     /// Reports arrived chunks. A receiver may be gone: then the load was cancelled, and the flag is set.
     fn report(&self, part: LoadPart) {
         let Some(chunk) = part.arrived else { return };
+        if let Some(passes) = &self.passes {
+            let _ = passes.send(chunk);
+            return;
+        }
         for (arena, arrived) in &self.arrived {
             if let Some(share) = self.arenas.share(*arena, &chunk) {
                 let _ = arrived.send(share);
             }
-        }
-        if let Some(passes) = &self.passes {
-            let _ = passes.send(chunk);
         }
     }
 }

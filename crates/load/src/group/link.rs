@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    SendFlags, recv, recvmsg, sendmsg,
 };
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 
@@ -238,6 +238,18 @@ impl RankLink {
                 Err(rustix::io::Errno::CONNRESET) => return Ok(Received::End),
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    /// Whether the other process has closed its end, or is gone, and there is nothing left to receive; or has sent that it
+    /// failed.
+    pub(crate) fn is_over(&self) -> bool {
+        let mut head = [0; HEAD];
+        match recv(&self.socket, &mut head, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => true,
+            Ok((HEAD.., _)) => head.get(4) == Some(&(Kind::Failed as u8)),
+            Ok(_) => false,
+            Err(_) => self.process.is_some() && self.wait_for_end(Duration::ZERO),
         }
     }
 

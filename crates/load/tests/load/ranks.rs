@@ -271,7 +271,7 @@ fn a_second_group_of_the_same_name_is_refused() {
         let first = scope.spawn(|| Rank::of(&path).load(&group(0, 2)));
         std::thread::sleep(Duration::from_millis(200));
         let second = Rank::of(&path).load(&group(0, 2)).unwrap_err().to_string();
-        assert!(second.contains("another process is rank 0"), "{second}");
+        assert!(second.contains("is rank 0 of a group of this name"), "{second}");
         // The first one goes on.
         Rank::of(&path).load(&group(1, 2)).unwrap();
         first.join().unwrap().unwrap();
@@ -367,6 +367,63 @@ fn the_process_of_a_rank() {
         std::process::abort();
     }
     rank.load(&group).unwrap();
+}
+
+#[test]
+fn a_rank_that_leaves_while_a_third_is_waited_for_ends_the_others() {
+    let folder = Folder::new("ranks-third");
+    let path = folder.0.join("m.safetensors");
+    model(&path, &SIZES);
+    for leaves in [0, 1] {
+        let name = name();
+        let group = &|rank| Group::new(&name, rank, 3).unwrap().waiting_for(Duration::from_secs(60));
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            let left = Rank::of(&path);
+            let stop = left.stop.clone();
+            let left = scope.spawn(move || left.load(&group(leaves)));
+            let stays = scope.spawn(|| Rank::of(&path).load(&group(1 - leaves)));
+            std::thread::sleep(Duration::from_millis(300));
+            stop.store(true, Ordering::Release);
+            assert!(matches!(left.join().unwrap(), Err(Error::Cancelled)));
+            let text = stays.join().unwrap().unwrap_err().to_string();
+            assert!(text.contains(&format!("rank {leaves} ")) && text.contains("cancelled"), "{text}");
+        });
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn a_rank_that_declines_is_not_waited_for() {
+    let folder = Folder::new("ranks-declines");
+    let path = folder.0.join("m.safetensors");
+    let tensors = model(&path, &SIZES);
+    for declines in [0, 1, 2] {
+        let name = name();
+        let group = &|rank| Group::new(&name, rank, 3).unwrap().waiting_for(Duration::from_secs(60));
+        let path = &path;
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (0..3)
+                .filter(|rank| *rank != declines)
+                .map(|rank| scope.spawn(move || (rank, Rank::of(path).load(&group(rank)))))
+                .collect();
+            group(declines).decline("there is no such file");
+            for other in others {
+                let (rank, loaded) = other.join().unwrap();
+                let text = loaded.unwrap_err().to_string();
+                assert!(text.contains(&format!("rank {declines} ")), "rank {rank}: {text}");
+                assert!(text.contains("no such file"), "rank {rank}: {text}");
+            }
+        });
+        // The next load is not told of it.
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> =
+                (0..3).map(|rank| scope.spawn(move || Rank::of(path).load(&group(rank)))).collect();
+            ranks.into_iter().for_each(|rank| check(rank.join().unwrap().unwrap().0, tensors.clone()));
+        });
+        assert!(start.elapsed() < 2 * SOON, "{:?}", start.elapsed());
+    }
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Passes on what has arrived in this rank's arena.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::Instant;
 
 use onehop_gpu::{Copier, Mark, Region, Rows};
@@ -26,6 +27,8 @@ pub(super) struct Passer {
     pub(super) arena: Region,
     /// To each other rank's arena; empty if each process reads for itself.
     pub(super) copiers: Vec<Option<Box<dyn Copier>>>,
+    /// Where this rank's own bytes go once they are passed on: who gets a tensor may write to it.
+    pub(super) arrived: Sender<Chunk>,
     /// Chunks whose copies are in progress, oldest first.
     pub(super) passing: VecDeque<Passing>,
 }
@@ -119,11 +122,9 @@ impl Passer {
 
     /// Starts the copies of some chunks.
     fn begin(&mut self, chunks: Vec<Chunk>) -> Result<()> {
-        if self.copiers.is_empty() {
-            return Ok(());
-        }
         let mut rows: Vec<Vec<Rows>> = self.copiers.iter().map(|_| Vec::new()).collect();
-        for pass in chunks.iter().flat_map(|chunk| &chunk.passes) {
+        let passes = chunks.iter().flat_map(|chunk| &chunk.passes).filter(|_| !self.copiers.is_empty());
+        for pass in passes {
             let (from, to, row) = (pass.from as usize, pass.to as usize, pass.bytes as usize);
             let list = rows.get_mut(pass.rank).ok_or(Error::Incomplete)?;
             match list.last_mut() {
@@ -166,6 +167,13 @@ impl Passer {
     }
 
     fn tell(&self, chunk: &Chunk) -> Result<()> {
+        if let Some(own) = self.places.share(self.peers.met.group.rank(), chunk) {
+            // The receiver may be gone: then the load was cancelled.
+            let _ = self.arrived.send(own);
+        }
+        if self.copiers.is_empty() {
+            return Ok(());
+        }
         for (rank, link) in self.peers.met.others() {
             let passed =
                 chunk.passes.iter().filter(|pass| pass.rank == rank).map(|pass| (pass.to, pass.bytes));
@@ -180,7 +188,11 @@ impl Passer {
             let bytes = ranges.iter().map(|(_, bytes)| bytes).sum();
             self.peers.passed.fetch_add(bytes, Ordering::AcqRel);
             let message = arrived_message(chunk.index, ranges.into_iter());
-            link.send(Kind::Arrived, &message).map_err(|e| self.peers.error(rank, link, e.to_string()))?;
+            match link.send(Kind::Arrived, &message) {
+                // Why it closed its end, who listens to it finds out.
+                Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {}
+                sent => sent.map_err(|e| self.peers.error(rank, link, e.to_string()))?,
+            }
         }
         Ok(())
     }

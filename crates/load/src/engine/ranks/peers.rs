@@ -1,5 +1,6 @@
 //! The other ranks during a load: what they share, reach and pass on.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -68,7 +69,11 @@ impl Peers {
                 }
                 Err(why) => link.send(Kind::NoArena, why.to_string().as_bytes()),
             };
-            sent.map_err(|e| self.error(rank, link, e.to_string()))?;
+            match sent {
+                // Why it closed its end, who listens to it finds out.
+                Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {}
+                sent => sent.map_err(|e| self.error(rank, link, e.to_string()))?,
+            }
         }
         Ok(())
     }
@@ -127,6 +132,17 @@ impl Peers {
             }
         }
         let _ = self.decision.arenas.set(why.map_or(Ok(arenas), Err));
+    }
+
+    /// The error of a load that gets nothing more from the others: `why` says so of the first that is not done.
+    pub(super) fn short_of(&self, why: &str) -> Error {
+        let known = self.known();
+        let is_done = |rank: usize| known.get(rank).is_some_and(|peer| peer.is_done);
+        let first = self.met.others().map(|(rank, _)| rank).find(|rank| !is_done(*rank));
+        match first.or_else(|| self.met.others().map(|(rank, _)| rank).next()) {
+            Some(rank) => self.met.error(rank, why),
+            None => Error::Incomplete,
+        }
     }
 
     /// Takes what a rank sends until it is done, or gone.
