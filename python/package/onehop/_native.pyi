@@ -2,7 +2,18 @@
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union, final
 
-__all__ = ["Job", "Limit", "Model", "Outcome", "Table", "Tensor", "WhyNot", "__version__"]
+__all__ = [
+    "GroupOutcome",
+    "Job",
+    "Limit",
+    "Model",
+    "Outcome",
+    "Table",
+    "Tensor",
+    "WhyNot",
+    "__version__",
+    "decline_group",
+]
 
 __version__: str
 
