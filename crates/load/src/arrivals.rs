@@ -62,7 +62,8 @@ impl Arrivals {
 
     fn bytes_at(&mut self, from: u64, to: u64, complete: &mut Vec<usize>) {
         let first = self.tensors.partition_point(|t| t.end <= from);
-        for tensor in self.tensors.iter_mut().skip(first).take_while(|t| t.at < to) {
+        let awaited = self.tensors.iter_mut().skip(first).take_while(|t| t.at < to);
+        for tensor in awaited.filter(|tensor| tensor.left > 0) {
             let bytes = tensor.end.min(to) - tensor.at.max(from);
             self.bytes += bytes;
             tensor.left = tensor.left.saturating_sub(bytes);

@@ -468,8 +468,16 @@ impl<A> RingEngine<A> {
                 }
                 // A reader may continue for as long as the disk takes to respond.
                 Err(_) if shared.is_stopped() => return Err(shared.why()),
-                Err(RecvTimeoutError::Disconnected) => {
-                    return self.group.as_ref().map_or(Ok(None), |group| Err(group.incomplete()));
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout)
+                    if self.group.as_ref().is_some_and(GroupLoad::are_all_done) =>
+                {
+                    // What a rank passed on before it was done is here by now.
+                    let Ok(chunk) = self.arrived.try_recv() else {
+                        return self.group.as_ref().map_or(Ok(None), |group| Err(group.incomplete()));
+                    };
+                    self.received += 1;
+                    return Ok(Some(chunk));
                 }
                 Err(RecvTimeoutError::Timeout) if shared.lacks_only_memory(self.received) => {
                     start = Instant::now();
@@ -477,9 +485,12 @@ impl<A> RingEngine<A> {
                 Err(RecvTimeoutError::Timeout) if start.elapsed() > limit => {
                     // Other GPUs may get their bytes first.
                     let before = std::mem::replace(&mut read, self.account().read_bytes());
-                    if read == before {
-                        let stalled = self.group.as_ref().map(GroupLoad::stalled);
-                        return Err(stalled.unwrap_or(Error::Stalled { waited: limit }));
+                    match &self.group {
+                        Some(group) if read == before && group.is_silent_since(start) => {
+                            return Err(group.stalled());
+                        }
+                        None if read == before => return Err(Error::Stalled { waited: limit }),
+                        _ => {}
                     }
                     start = Instant::now();
                 }

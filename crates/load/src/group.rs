@@ -39,7 +39,7 @@ const NOTICE: Duration = Duration::from_secs(5);
 /// How long an address in use is tried again: another thread's load may be about to end.
 const IN_USE: Duration = Duration::from_secs(1);
 /// Time limit for a process that has connected to say who it is.
-const HELLO: Duration = Duration::from_secs(2);
+const HELLO: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(2);
 /// How long a rank sleeps while it waits for one message of another.
 const TURN: Duration = Duration::from_millis(100);
@@ -149,8 +149,17 @@ impl Group {
         let sent = terms.to_bytes(plan).map_err(|e| self.refused(format!("the plan cannot be sent: {e}")))?;
         let (group, plans, slot) = (self.clone(), Vec::new(), terms.slot);
         let mut met = Met { group, links, plans, slot, is_started: false };
-        met.send_all(Kind::Terms, &sent)?;
-        let agreed = met.agree(plan, &terms, deadline, go_on);
+        // At the same time: plans are longer than what a socket holds.
+        let agreed = std::thread::scope(|scope| {
+            let links: Vec<&RankLink> = met.links.iter().flatten().collect();
+            // Why a rank does not take it, receiving from that rank says.
+            let send = move || links.iter().for_each(|link| drop(link.send(Kind::Terms, &sent)));
+            let sender = std::thread::Builder::new().name("sends a plan".into()).spawn_scoped(scope, send);
+            let agreed = met.agree(plan, &terms, deadline, go_on)?;
+            drop(sender.map_err(Error::Thread)?);
+            Ok::<_, Error>(agreed)
+        });
+        let agreed = agreed.map(|(plans, slot)| (met.plans, met.slot) = (plans, slot));
         agreed.inspect_err(|error| drop(met.send_all(Kind::Failed, error.to_string().as_bytes())))?;
         Ok(met)
     }
@@ -237,9 +246,15 @@ impl Group {
             // One that has come may fail while others are waited for.
             for (rank, link) in links.iter().enumerate().filter(|_| failure.is_none()) {
                 if let Some(link) = link.as_ref().filter(|link| link.is_over()) {
-                    let why = match link.receive(Duration::ZERO) {
-                        Ok(Received::Message(message)) => message.text(),
-                        _ => "it ended".into(),
+                    // What it sent before it failed does not matter any more.
+                    let why = loop {
+                        match link.receive(Duration::ZERO) {
+                            Ok(Received::Message(message)) if message.kind == Kind::Failed => {
+                                break message.text();
+                            }
+                            Ok(Received::Message(_)) => {}
+                            _ => break "it ended".into(),
+                        }
                     };
                     return Err(self.rank_error(rank, link, why));
                 }
@@ -463,24 +478,25 @@ impl Met {
 
     /// Compares this rank's terms with those of the others, and takes their plans.
     fn agree(
-        &mut self,
+        &self,
         plan: &Plan,
         terms: &Terms,
         deadline: Instant,
         go_on: &dyn Fn() -> bool,
-    ) -> Result<()> {
+    ) -> Result<(Vec<Plan>, u64)> {
+        let (mut plans, mut slot) = (Vec::new(), terms.slot);
         for rank in 0..self.group.size {
             if rank == self.group.rank {
-                self.plans.push(plan.clone());
+                plans.push(plan.clone());
                 continue;
             }
             let message = self.receive(rank, &[Kind::Terms], deadline, go_on)?;
             let there = Terms::from_bytes(&message.bytes, terms, &plan.files);
             let (there, plan) = there.map_err(|why| self.error(rank, why))?;
-            self.slot = self.slot.min(there.slot);
-            self.plans.push(plan);
+            slot = slot.min(there.slot);
+            plans.push(plan);
         }
-        Ok(())
+        Ok((plans, slot))
     }
 
     pub(crate) fn error(&self, rank: usize, why: impl Into<String>) -> Error {

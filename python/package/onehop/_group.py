@@ -36,11 +36,11 @@ class Group:
 _OF_TORCH: "weakref.WeakKeyDictionary[Any, Optional[Group]]" = weakref.WeakKeyDictionary()
 
 
-def _machine() -> Tuple[str, str, int]:
-    """What two processes have in common that can meet: machine, network namespace and user."""
+def _machine() -> Tuple[str, str, str, int]:
+    """What two processes have in common that can meet: machine, namespaces of network and processes, and user."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
-    return boot, os.readlink("/proc/self/ns/net"), os.geteuid()
+    return boot, os.readlink("/proc/self/ns/net"), os.readlink("/proc/self/ns/pid"), os.geteuid()
 
 
 def _of_torch(group: Any) -> Optional[Group]:

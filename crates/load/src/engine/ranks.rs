@@ -5,7 +5,7 @@ mod passer;
 mod peers;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -141,7 +141,9 @@ impl GroupLoad {
         let known = Mutex::new(vec![Peer::default(); met.group.size()]);
         let ranks: Vec<usize> = met.others().map(|(rank, _)| rank).collect();
         let (passed, received) = (AtomicU64::new(0), AtomicU64::new(0));
-        let peers = Peers { met, gpu, known, changed: Condvar::new(), decision, passed, received };
+        let (heard, has_failed) = (Mutex::new(Instant::now()), AtomicBool::new(false));
+        let changed = Condvar::new();
+        let peers = Peers { met, gpu, known, changed, decision, passed, received, heard, has_failed };
         let peers = Arc::new(peers);
         let mut this = Self {
             peers: peers.clone(),
@@ -160,8 +162,16 @@ impl GroupLoad {
             let thread = std::thread::Builder::new().name(format!("listens to rank {rank}")).spawn(listen);
             this.listeners.push(thread.map_err(Error::Thread)?);
         }
-        let mut passer =
-            Passer { peers, shared, places, arena, copiers: Vec::new(), arrived, passing: VecDeque::new() };
+        let mut passer = Passer {
+            peers,
+            shared,
+            places,
+            arena,
+            copiers: Vec::new(),
+            arrived,
+            passing: VecDeque::new(),
+            alive: (Instant::now(), 0),
+        };
         let thread = std::thread::Builder::new().name("passes bytes on".into());
         this.passer = Some(thread.spawn(move || passer.run(&passes)).map_err(Error::Thread)?);
         Ok(this)
@@ -182,39 +192,52 @@ impl GroupLoad {
 
     /// The error of a load for which nothing has arrived for [`STALL`].
     pub(super) fn stalled(&self) -> Error {
-        self.peers.short_of(&format!("nothing has come of it for {STALL:?}, and it is not done"))
+        self.given_up(
+            self.peers.short_of(&format!("nothing has come of it for {STALL:?}, and it is not done")),
+        )
+    }
+
+    /// Has the others told of an error.
+    fn given_up(&self, error: Error) -> Error {
+        self.shared.give_up(&error.to_string());
+        error
     }
 
     /// The error of a load that lacks bytes though every rank is done.
     pub(super) fn incomplete(&self) -> Error {
-        self.peers.short_of("it has passed on less than this rank needs")
+        self.given_up(self.peers.short_of("it has passed on less than this rank needs"))
     }
 
     /// Waits until every rank has all of its bytes from this one, and this one from them.
     pub(super) fn finish(&mut self) -> Result<()> {
-        let (mut start, mut moved) = (Instant::now(), 0);
-        loop {
+        let start = Instant::now();
+        while !self.are_all_done() {
             if self.shared.is_stopped() {
                 return Err(self.shared.why());
             }
-            let is_passed = self.passer.as_ref().is_none_or(JoinHandle::is_finished);
-            let known = self.peers.known();
-            let missing =
-                self.peers.met.others().any(|(rank, _)| known.get(rank).is_none_or(|peer| !peer.is_done));
-            if is_passed && !missing {
-                break;
-            }
-            drop(self.peers.changed.wait_timeout(known, POLL).map(|(known, _)| known));
-            let account = self.account();
-            let now = account.passed_bytes + account.received_bytes;
-            if now != moved {
-                (start, moved) = (Instant::now(), now);
-            } else if start.elapsed() > STALL {
+            if self.is_silent_since(start) {
                 return Err(self.stalled());
             }
+            let known = self.peers.known();
+            drop(self.peers.changed.wait_timeout(known, POLL).map(|(known, _)| known));
         }
         self.is_finished = true;
         Ok(())
+    }
+
+    /// Whether this rank has passed on everything, and all others have too.
+    pub(super) fn are_all_done(&self) -> bool {
+        let known = self.peers.known();
+        let is_done = |rank: usize| known.get(rank).is_some_and(|peer| peer.is_done);
+        self.passer.as_ref().is_none_or(JoinHandle::is_finished)
+            && self.peers.met.others().all(|(rank, _)| is_done(rank))
+    }
+
+    /// Whether no rank was heard of for [`STALL`], which is also how long this one has waited. While the ranks have not
+    /// decided, they have a limit of their own.
+    pub(super) fn is_silent_since(&self, start: Instant) -> bool {
+        let last = (*self.peers.heard()).max(start);
+        self.peers.decision.arenas.get().is_some() && last.elapsed() > STALL
     }
 
     /// Ends the load of the others, and waits until they no longer write to the arena.
@@ -227,11 +250,10 @@ impl GroupLoad {
         while passer.as_ref().is_some_and(|passer| !passer.is_finished()) && !left().is_zero() {
             std::thread::sleep(POLL);
         }
-        // Without a passer, nobody has told them yet.
-        if passer.is_none() {
-            let _ = self.peers.met.send_all(Kind::Failed, b"it could not start");
-        }
-        if passer.is_none_or(|passer| passer.is_finished()) {
+        self.peers.fail(&self.shared.failure().unwrap_or_else(|| "it was cancelled".into()));
+        // A thread that waits for a disk may come back later, and must not find an arena that is gone.
+        let has_ended = self.shared.has_ended.load(Ordering::Acquire);
+        if has_ended && passer.is_none_or(|passer| passer.is_finished()) {
             let _ = self.peers.met.send_all(Kind::Closed, &[]);
         }
         let mut are_closed = true;

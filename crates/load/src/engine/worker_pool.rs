@@ -35,6 +35,8 @@ pub(super) struct LoadShared {
     /// Chunks that no thread has taken yet.
     left: Mutex<ChunkSource>,
     stop: AtomicBool,
+    /// Whether all threads have ended.
+    pub(super) has_ended: AtomicBool,
     /// The error that ended the load, until it is reported, and its text.
     failed: Mutex<Option<Error>>,
     failure: OnceLock<String>,
@@ -63,6 +65,7 @@ impl LoadShared {
             without_memory: AtomicUsize::new(0),
             left: Mutex::new(left),
             stop: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             failed: Mutex::new(None),
             failure: OnceLock::new(),
             cached_bytes: zero(),
@@ -126,6 +129,12 @@ impl LoadShared {
             }
         }
         Ok(false)
+    }
+
+    /// Bytes that have been read.
+    pub(super) fn read_bytes(&self) -> u64 {
+        let by = [&self.cached_bytes, &self.through_bytes, &self.direct_bytes, &self.remote_bytes];
+        by.iter().map(|bytes| bytes.load(Ordering::Acquire)).sum()
     }
 
     pub(super) fn stop(&self) {
@@ -307,14 +316,17 @@ impl Drop for WorkerPool {
     fn drop(&mut self) {
         self.shared.stop();
         let start = Instant::now();
+        let mut have_ended = true;
         for thread in self.threads.drain(..) {
             while !thread.is_finished() && start.elapsed() < END {
                 std::thread::sleep(Duration::from_micros(200));
             }
+            have_ended &= thread.is_finished();
             if thread.is_finished() {
                 // A panicked thread reports nothing; the missing chunks show it.
                 let _ = thread.join();
             }
         }
+        self.shared.has_ended.store(have_ended, Ordering::Release);
     }
 }

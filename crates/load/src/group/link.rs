@@ -3,25 +3,29 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recv, recvmsg, sendmsg,
 };
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
+use rustix::time::Timespec;
 
 /// Longest message: the plan of a model with millions of tensors.
 const MOST: usize = 256 << 20;
-/// Time limit for a rank to take what is sent to it: a thread of its own does.
+/// Time limit for a rank to take what is sent to it: it has a thread for that.
 const SEND: Duration = Duration::from_secs(10);
 /// How long a receiver sleeps before it looks at its other conditions.
 const POLL: Duration = Duration::from_millis(20);
 const HEAD: usize = 8;
+/// Most descriptors that wait for their message.
+const MOST_FDS: usize = 2;
 /// Bytes received at a time.
 const READ: usize = 64 << 10;
 
@@ -42,6 +46,8 @@ pub(crate) enum Kind {
     NotReached,
     /// Bytes that have arrived in the receiver's arena.
     Arrived,
+    /// This rank is at work: something has moved since it last said so.
+    Alive,
     /// This rank has passed on all that it reads.
     Done,
     /// As text, why this rank's load ends early.
@@ -51,7 +57,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Hello,
         Self::Refused,
         Self::Terms,
@@ -60,6 +66,7 @@ impl Kind {
         Self::Reached,
         Self::NotReached,
         Self::Arrived,
+        Self::Alive,
         Self::Done,
         Self::Failed,
         Self::Closed,
@@ -129,6 +136,10 @@ impl Incoming {
     }
 }
 
+fn slow() -> io::Error {
+    io::Error::new(ErrorKind::TimedOut, format!("it has taken no message for {SEND:?}"))
+}
+
 fn broken(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("it sent {what}"))
 }
@@ -172,30 +183,23 @@ impl RankLink {
         let head = [a, b, c, d, kind as u8, fd.is_some().into(), 0, 0];
         let _one = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut beside = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(&fds)) {
-            return Err(io::Error::from(ErrorKind::OutOfMemory));
-        }
-        let mut sent = sendmsg(
-            &self.socket,
-            &[IoSlice::new(&head), IoSlice::new(bytes)],
-            &mut beside,
-            SendFlags::NOSIGNAL,
-        )?;
-        let start = Instant::now();
+        let (mut sent, start) = (0, Instant::now());
         while sent < HEAD + bytes.len() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut beside = SendAncillaryBuffer::new(&mut space);
+            if sent == 0 && !fds.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(&fds)) {
+                return Err(io::Error::from(ErrorKind::OutOfMemory));
+            }
             let head = head.get(sent..).unwrap_or_default();
             let rest = bytes.get(sent.saturating_sub(HEAD)..).unwrap_or_default();
             let parts = [IoSlice::new(head), IoSlice::new(rest)];
-            sent +=
-                match sendmsg(&self.socket, &parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)
-                {
-                    Err(rustix::io::Errno::INTR) => 0,
-                    sent => sent?,
-                };
+            sent += match sendmsg(&self.socket, &parts, &mut beside, SendFlags::NOSIGNAL) {
+                Err(rustix::io::Errno::INTR) => 0,
+                Err(rustix::io::Errno::AGAIN) => return Err(slow()),
+                sent => sent?,
+            };
             if start.elapsed() > SEND {
-                return Err(ErrorKind::TimedOut.into());
+                return Err(slow());
             }
         }
         Ok(())
@@ -220,15 +224,16 @@ impl RankLink {
                             incoming.fds.extend(fds);
                         }
                     }
+                    if incoming.fds.len() > MOST_FDS {
+                        return Err(broken("descriptors without a message"));
+                    }
                     if got.bytes == 0 {
                         return Ok(Received::End);
                     }
                     incoming.bytes.extend_from_slice(buffer.get(..got.bytes).unwrap_or_default());
                 }
                 // A child of its may have the connection too, and keep it open.
-                Err(rustix::io::Errno::AGAIN)
-                    if self.process.is_some() && self.wait_for_end(Duration::ZERO) =>
-                {
+                Err(rustix::io::Errno::AGAIN) if self.has_ended() => {
                     return Ok(Received::End);
                 }
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) if start.elapsed() >= limit => {
@@ -241,16 +246,22 @@ impl RankLink {
         }
     }
 
-    /// Whether the other process has closed its end, or is gone, and there is nothing left to receive; or has sent that it
-    /// failed.
+    /// Whether the other process has closed its end, or is gone, or has sent first of all that it failed.
     pub(crate) fn is_over(&self) -> bool {
         let mut head = [0; HEAD];
-        match recv(&self.socket, &mut head, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => true,
-            Ok((HEAD.., _)) => head.get(4) == Some(&(Kind::Failed as u8)),
-            Ok(_) => false,
-            Err(_) => self.process.is_some() && self.wait_for_end(Duration::ZERO),
+        if let Ok((HEAD.., _)) = recv(&self.socket, &mut head, RecvFlags::PEEK | RecvFlags::DONTWAIT)
+            && head.get(4) == Some(&(Kind::Failed as u8))
+        {
+            return true;
         }
+        let mut end = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let is_closed = matches!(poll(&mut end, Some(&Timespec::default())), Ok(1..));
+        is_closed || self.has_ended()
+    }
+
+    /// Whether the other process has ended, as far as that can be seen from here.
+    fn has_ended(&self) -> bool {
+        self.wait_for_end(Duration::ZERO)
     }
 
     /// Ends the connection: whoever waits for a message gets the end.
@@ -259,15 +270,11 @@ impl RankLink {
     }
 
     /// Waits until the other process has ended, for a limited time: its GPU may still work on what it had begun when its
-    /// connection broke. True if it has, or cannot be seen from here.
+    /// connection broke. False if that cannot be seen from here.
     pub(crate) fn wait_for_end(&self, limit: Duration) -> bool {
-        let Some(process) = &self.process else { return true };
-        let limit = rustix::time::Timespec {
-            tv_sec: limit.as_secs().cast_signed(),
-            tv_nsec: limit.subsec_nanos().into(),
-        };
-        let mut ended =
-            [rustix::event::PollFd::from_borrowed_fd(process.as_fd(), rustix::event::PollFlags::IN)];
-        matches!(rustix::event::poll(&mut ended, Some(&limit)), Ok(1..))
+        let Some(process) = &self.process else { return false };
+        let limit = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() };
+        let mut ended = [PollFd::new(process, PollFlags::IN)];
+        matches!(poll(&mut ended, Some(&limit)), Ok(1..))
     }
 }

@@ -138,9 +138,12 @@ impl Terms {
             return Err("its plan's ranges are inconsistent".into());
         }
         let mut all = Vec::with_capacity(extents as usize);
+        let (mut file, mut reached) = (0, 0);
         for range in &list {
             let length = files.get(range.file).map_or(0, |file| file.bytes);
-            let mut reached = 0;
+            if file != range.file {
+                (file, reached) = (range.file, 0);
+            }
             for _ in range.extents.clone() {
                 let [from, to, row, rows, step] = [next()?, next()?, next()?, next()?, next()?];
                 let extent = StridedExtent { from, to, row, rows, step };
@@ -151,7 +154,7 @@ impl Terms {
                 if !ends || !fits || row == 0 || (rows > 1 && step < row) || from < reached {
                     return Err("its plan has an extent outside of its file or its memory".into());
                 }
-                reached = from;
+                reached = from + span.unwrap_or(0);
                 all.push(extent);
             }
         }

@@ -189,6 +189,27 @@ fn rows_and_columns_are_read_once() {
     }
 }
 
+/// Plans that do not fit into a socket, which both ranks send before they receive.
+#[test]
+fn ranks_with_long_plans_meet() {
+    let folder = Folder::new("ranks-plans");
+    let path = folder.0.join("m.safetensors");
+    let names: Vec<String> = (0..12_000).map(|i| format!("n{i:05}")).collect();
+    let tensors = matrices(&path, &names.iter().map(|name| (&**name, 2, 32)).collect::<Vec<_>>());
+    let rank = |rank| {
+        let mut one = Rank::of(&path);
+        one.selection = one.selection.cut("n*", 1).rank(rank, 2).unwrap();
+        one
+    };
+    for (rank, loaded) in load(&[rank(0), rank(1)]).into_iter().enumerate() {
+        let half = |(name, data): &(String, Vec<u8>)| {
+            let rows = data.chunks_exact(32).flat_map(|row| &row[rank * 16..rank * 16 + 16]);
+            (name.clone(), rows.copied().collect())
+        };
+        check(loaded.unwrap().0, tensors.iter().map(half).collect());
+    }
+}
+
 #[test]
 fn each_rank_gets_what_it_selects() {
     let folder = Folder::new("ranks-select");

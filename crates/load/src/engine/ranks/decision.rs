@@ -26,13 +26,17 @@ impl Decision {
         self.is_void.store(true, Ordering::Release);
     }
 
+    fn is_void(&self) -> bool {
+        self.is_void.load(Ordering::Acquire)
+    }
+
     /// Waits until the ranks have decided; none if the load ends before.
     fn wait(&self) -> Option<&ArenasOfRanks> {
         loop {
             if let Some(arenas) = self.arenas.get() {
                 return Some(arenas);
             }
-            if self.is_void.load(Ordering::Acquire) {
+            if self.is_void() {
                 return None;
             }
             std::thread::sleep(COPY_POLL);
@@ -93,6 +97,10 @@ impl RankCopiers {
     /// The copier to a rank's arena; none if its process reads for itself.
     pub(in crate::engine) fn copier(&mut self, rank: usize) -> Result<Option<&mut Box<dyn Copier>>> {
         let Some(copier) = self.copiers.get_mut(rank) else { return Err(Error::Incomplete) };
+        // After a failure, others may free their arenas as soon as they hear that nothing more is begun here.
+        if rank != self.rank && self.decision.is_void() {
+            return Err(Error::Cancelled);
+        }
         if copier.is_none() && rank != self.rank {
             let arenas = self.decision.wait().ok_or(Error::Cancelled)?;
             let Ok(arenas) = arenas else { return Ok(None) };

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use onehop_gpu::{Copier, Mark, Region, Rows};
 
@@ -16,6 +16,8 @@ use crate::error::{Error, Result};
 use crate::group::Kind;
 use crate::plan::{Arenas, Chunk};
 
+/// How often a rank says that it is at work.
+const ALIVE: Duration = Duration::from_secs(1);
 /// Most chunks in one batch of copies.
 const BATCH: usize = 32;
 
@@ -31,6 +33,8 @@ pub(super) struct Passer {
     pub(super) arrived: Sender<Chunk>,
     /// Chunks whose copies are in progress, oldest first.
     pub(super) passing: VecDeque<Passing>,
+    /// When this rank last said that it is at work, and how many bytes had moved by then.
+    pub(super) alive: (Instant, u64),
 }
 
 /// Chunks whose copies are in progress.
@@ -46,8 +50,7 @@ impl Passer {
         }
         self.peers.decision.void();
         if self.shared.is_stopped() {
-            let why = self.shared.failure().unwrap_or_else(|| "it was cancelled".into());
-            let _ = self.peers.met.send_all(Kind::Failed, why.as_bytes());
+            self.peers.fail(&self.shared.failure().unwrap_or_else(|| "it was cancelled".into()));
         }
         if !self.shared.is_stopped()
             && let Err(error) = self.peers.met.send_all(Kind::Done, &[])
@@ -116,6 +119,20 @@ impl Passer {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             self.report()?;
+            self.say_alive()?;
+        }
+        Ok(())
+    }
+
+    /// Tells the others once a second that this rank is at work, if it is.
+    fn say_alive(&mut self) -> Result<()> {
+        let moved = self.shared.read_bytes()
+            + self.peers.passed.load(Ordering::Acquire)
+            + self.peers.received.load(Ordering::Acquire);
+        let (said, before) = self.alive;
+        if moved != before && said.elapsed() > ALIVE {
+            self.alive = (Instant::now(), moved);
+            self.peers.met.send_all(Kind::Alive, &[])?;
         }
         Ok(())
     }

@@ -2,9 +2,10 @@
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use onehop_gpu::cuda::Ticket;
 use onehop_gpu::{Gpu, Region, SharedRegion};
@@ -40,9 +41,23 @@ pub(super) struct Peers {
     pub(super) decision: Arc<Decision>,
     pub(super) passed: AtomicU64,
     pub(super) received: AtomicU64,
+    pub(super) heard: Mutex<Instant>,
+    pub(super) has_failed: AtomicBool,
 }
 
 impl Peers {
+    /// When a rank was last heard of.
+    pub(super) fn heard(&self) -> MutexGuard<'_, Instant> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the others once why this rank fails.
+    pub(super) fn fail(&self, why: &str) {
+        if !self.has_failed.swap(true, Ordering::AcqRel) {
+            let _ = self.met.send_all(Kind::Failed, why.as_bytes());
+        }
+    }
+
     pub(super) fn known(&self) -> MutexGuard<'_, Vec<Peer>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -95,18 +110,16 @@ impl Peers {
         if let Some(peer) = known.get_mut(rank) {
             peer.arena = Some(arena);
         }
-        let others: Vec<usize> = self.met.others().map(|(rank, _)| rank).collect();
-        let arenas: Option<Vec<_>> =
-            others.iter().map(|rank| known.get(*rank).and_then(|peer| peer.arena.as_ref())).collect();
-        if let Some(arenas) = arenas {
-            let (kind, text) = match arenas.into_iter().find_map(|arena| arena.as_ref().err()) {
-                None => (Kind::Reached, String::new()),
-                Some(why) => (Kind::NotReached, why.clone()),
-            };
-            self.met.send_all(kind, text.as_bytes())?;
-        }
+        let arenas = self.met.others().map(|(rank, _)| known.get(rank).and_then(|peer| peer.arena.as_ref()));
+        let arenas: Option<Vec<_>> = arenas.collect();
+        let why = arenas.map(|arenas| arenas.into_iter().find_map(|arena| arena.as_ref().err().cloned()));
         self.decide(&known);
-        Ok(())
+        drop(known);
+        match why {
+            None => Ok(()),
+            Some(None) => self.met.send_all(Kind::Reached, &[]),
+            Some(Some(why)) => self.met.send_all(Kind::NotReached, why.as_bytes()),
+        }
     }
 
     fn note_reach(&self, rank: usize, reaches: std::result::Result<(), String>) {
@@ -153,8 +166,11 @@ impl Peers {
                 Ok(Received::Nothing) => continue,
                 Ok(Received::Message(message)) => message,
                 Ok(Received::End) => {
+                    let is_done = self.known().get(rank).is_some_and(|peer| peer.is_done);
                     self.note(rank, |peer| peer.has_left = true);
-                    shared.fail(self.error(rank, link, "it ended before the load was over"));
+                    if !is_done {
+                        shared.fail(self.error(rank, link, "it ended before the load was over"));
+                    }
                     return;
                 }
                 Err(e) => {
@@ -163,6 +179,7 @@ impl Peers {
                     return;
                 }
             };
+            *self.heard() = Instant::now();
             match message.kind {
                 Kind::Arena | Kind::NoArena => {
                     if let Err(error) = self.note_arena(rank, self.open(rank, message)) {
@@ -180,7 +197,9 @@ impl Peers {
                     }
                     None => shared.fail(self.error(rank, link, "it passed on what nobody needs")),
                 },
-                Kind::Done => return self.note(rank, |peer| peer.is_done = true),
+                Kind::Alive => {}
+                // It may still fail while others are not done.
+                Kind::Done => self.note(rank, |peer| peer.is_done = true),
                 Kind::Failed => shared.fail(self.error(rank, link, message.text())),
                 Kind::Closed => return self.note(rank, |peer| peer.is_closed = true),
                 kind => shared.fail(self.error(rank, link, format!("it sent {kind:?} out of turn"))),
@@ -214,7 +233,7 @@ fn arrival(bytes: &[u8], own: &Own) -> Option<Chunk> {
     let copies = ranges.chunks_exact(16).map(|range| {
         let (to, bytes) = range.split_first_chunk::<8>()?;
         let (to, row) = (u64::from_le_bytes(*to), u64::from_le_bytes(bytes.try_into().ok()?));
-        to.checked_add(row).filter(|end| *end <= own.bytes)?;
+        to.checked_add(row).filter(|end| row > 0 && *end <= own.bytes)?;
         Some(Copy { slot: 0, to, row, rows: 1, step: row })
     });
     let copies: Vec<Copy> = copies.collect::<Option<_>>()?;
@@ -252,6 +271,7 @@ mod tests {
         for bad in [
             arrived_message(3, [(10, 20)].into_iter()),
             arrived_message(2, [].into_iter()),
+            arrived_message(2, [(10, 0)].into_iter()),
             arrived_message(2, [(91, 10)].into_iter()),
             arrived_message(2, [(u64::MAX, 10)].into_iter()),
             message[..20].to_vec(),
