@@ -199,8 +199,8 @@ def test_a_forked_child_leaves_its_parents_drive_alone(served):
     model = onehop._open_on_drive(drive, "/even.safetensors", None, None, None)
 
     def start():
-        return model.load(device="cpu", only=[], without=[], dtypes=[], rank=None, cuts=[], route="auto", threads=None,
-                          verify=False, manifest=None, measure_limit=False, arena=False, max_bytes=None)  # fmt: skip
+        return model.load(device="cpu", only=[], without=[], dtypes=[], rank=None, cuts=[], group=None, route="auto",
+                          threads=None, verify=False, manifest=None, measure_limit=False, arena=False, max_bytes=None)  # fmt: skip
 
     child = os.fork()
     if child == 0:

@@ -126,7 +126,6 @@ class Loaded:
     metadata: Dict[str, Any]
 
 
-@_group.declines
 def load(
     path: Optional[Paths],
     device: Device = None,
@@ -183,77 +182,78 @@ def load(
     max_bytes: for `into`, and for `stream`.
     progress: called with the bytes that have arrived and all that are to come, ten times a second at most.
     """
-    convert = _converter("torch" if into is not None else framework)
-    if allocator not in ("onehop", "torch"):
-        raise errors.RequestError(f"{allocator!r} is no allocator: 'onehop' and 'torch' are")
-    if allocator == "torch" and (framework not in _TORCH_NAMES or into is not None or drive is not None):
-        raise errors.RequestError("allocator='torch' is for framework='torch', without into= and drive=")
-    if into is None and max_bytes is not None:
-        raise errors.RequestError("max_bytes is for into= and for stream: all tensors that load gives are in memory together")
-    if into is not None:
-        if drive is not None:
-            raise errors.RequestError("into= is for files of this machine, not for drive=")
-        if names is not None:
-            raise errors.RequestError("into= says by its names what is loaded: leave names out")
-        names = list(into)
-        max_bytes = _INTO_BYTES if max_bytes is None else max_bytes
-    if drive is None:
-        if not (partition is None and extent_map is None and nsid is None):
-            raise errors.RequestError("partition, extent_map and nsid are for drive=")
-        model = _open(path)
-    else:
-        if threads is not None or measure_limit or group is not None:
-            raise errors.RequestError(
-                "threads, measure_limit and group are for files of this machine, not for drive="
+    with _group.declining(group):
+        convert = _converter("torch" if into is not None else framework)
+        if allocator not in ("onehop", "torch"):
+            raise errors.RequestError(f"{allocator!r} is no allocator: 'onehop' and 'torch' are")
+        if allocator == "torch" and (framework not in _TORCH_NAMES or into is not None or drive is not None):
+            raise errors.RequestError("allocator='torch' is for framework='torch', without into= and drive=")
+        if into is None and max_bytes is not None:
+            raise errors.RequestError("max_bytes is for into= and for stream: all tensors that load gives are in memory together")
+        if into is not None:
+            if drive is not None:
+                raise errors.RequestError("into= is for files of this machine, not for drive=")
+            if names is not None:
+                raise errors.RequestError("into= says by its names what is loaded: leave names out")
+            names = list(into)
+            max_bytes = _INTO_BYTES if max_bytes is None else max_bytes
+        if drive is None:
+            if not (partition is None and extent_map is None and nsid is None):
+                raise errors.RequestError("partition, extent_map and nsid are for drive=")
+            model = _open(path)
+        else:
+            if threads is not None or measure_limit or group is not None:
+                raise errors.RequestError(
+                    "threads, measure_limit and group are for files of this machine, not for drive="
+                )
+            model = _open_on_drive(drive, path, partition, extent_map, nsid)
+        tensors: Dict[str, Any] = {}
+        told = 0.0
+        try:
+            job = _job(
+                model,
+                device,
+                names=names,
+                without=without,
+                dtypes=dtypes,
+                rank=rank,
+                cuts=cuts,
+                group=group,
+                route=route,
+                threads=threads,
+                verify=verify,
+                manifest=manifest,
+                measure_limit=measure_limit,
+                max_bytes=max_bytes,
+                arena=allocator == "torch",
             )
-        model = _open_on_drive(drive, path, partition, extent_map, nsid)
-    tensors: Dict[str, Any] = {}
-    told = 0.0
-    try:
-        job = _job(
-            model,
-            device,
-            names=names,
-            without=without,
-            dtypes=dtypes,
-            rank=rank,
-            cuts=cuts,
-            group=group,
-            route=route,
-            threads=threads,
-            verify=verify,
-            manifest=manifest,
-            measure_limit=measure_limit,
-            max_bytes=max_bytes,
-            arena=allocator == "torch",
-        )
-        if allocator == "torch":
-            tensors = _arena(
-                job,
-                _TorchMemory(_device(device)),
-                lambda so_far: None if progress is None else progress(*so_far),
-                None if progress is None else _TELL,
-            )
-        with Stream(job, convert, None if into is None else _TorchMemory(_device(device))) as arriving:
-            if into is not None:
-                tensors = dict(into)
-                _copy_into(arriving, tensors)
-            for name, tensor in arriving:
-                tensors[name] = tensor
-                if progress is not None and time.monotonic() - told >= _TELL:
-                    told = time.monotonic()
-                    progress(*arriving.progress)
-            outcome = arriving.outcome
-    finally:
-        # Whatever still refers to the model, the next load may open the drive.
-        model.close_drive()
-    assert outcome is not None
-    if device is None:
-        _warn_of_cpu(outcome)
-    if progress is not None:
-        progress(outcome.bytes, outcome.bytes)
-    in_order = {name: tensors[name] for name in model.names() if name in tensors}
-    return Loaded(in_order, outcome, model.metadata())
+            if allocator == "torch":
+                tensors = _arena(
+                    job,
+                    _TorchMemory(_device(device)),
+                    lambda so_far: None if progress is None else progress(*so_far),
+                    None if progress is None else _TELL,
+                )
+            with Stream(job, convert, None if into is None else _TorchMemory(_device(device))) as arriving:
+                if into is not None:
+                    tensors = dict(into)
+                    _copy_into(arriving, tensors)
+                for name, tensor in arriving:
+                    tensors[name] = tensor
+                    if progress is not None and time.monotonic() - told >= _TELL:
+                        told = time.monotonic()
+                        progress(*arriving.progress)
+                outcome = arriving.outcome
+        finally:
+            # Whatever still refers to the model, the next load may open the drive.
+            model.close_drive()
+        assert outcome is not None
+        if device is None:
+            _warn_of_cpu(outcome)
+        if progress is not None:
+            progress(outcome.bytes, outcome.bytes)
+        in_order = {name: tensors[name] for name in model.names() if name in tensors}
+        return Loaded(in_order, outcome, model.metadata())
 
 
 def load_file(
@@ -263,7 +263,6 @@ def load_file(
     return load(path, device, framework=framework, **options).tensors
 
 
-@_group.declines
 def stream(
     path: Paths,
     device: Device = None,
@@ -292,25 +291,26 @@ def stream(
     The other options are those of `load`. That files have not changed, and what `verify` and `manifest` find, is known at the
     end: the iteration then raises what `load` would have raised.
     """
-    convert = _converter(framework)
-    memory = _TorchMemory(_device(device)) if max_bytes is not None and framework in _TORCH_NAMES else None
-    job = _job(
-        _open(path),
-        device,
-        names=names,
-        without=without,
-        dtypes=dtypes,
-        rank=rank,
-        cuts=cuts,
-        group=group,
-        route=route,
-        threads=threads,
-        verify=verify,
-        manifest=manifest,
-        measure_limit=measure_limit,
-        max_bytes=max_bytes,
-    )
-    return Stream(job, convert, memory, any_device=device is None)
+    with _group.declining(group):
+        convert = _converter(framework)
+        memory = _TorchMemory(_device(device)) if max_bytes is not None and framework in _TORCH_NAMES else None
+        job = _job(
+            _open(path),
+            device,
+            names=names,
+            without=without,
+            dtypes=dtypes,
+            rank=rank,
+            cuts=cuts,
+            group=group,
+            route=route,
+            threads=threads,
+            verify=verify,
+            manifest=manifest,
+            measure_limit=measure_limit,
+            max_bytes=max_bytes,
+        )
+        return Stream(job, convert, memory, any_device=device is None)
 
 
 def _plain(index: Any) -> Any:

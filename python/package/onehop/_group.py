@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Tuple, TypeVar, cast
+from typing import Any, Optional, Tuple
 
 from . import errors
 from ._native import decline_group
-
-_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -91,20 +88,21 @@ def joined() -> None:
     _JOINED.yes = True
 
 
-def declines(call: _Call) -> _Call:
-    """A call with `group=` that tells the other ranks if it fails before it loads."""
+class declining:
+    """Tells the other ranks if a call with `group=` fails before it loads.
 
-    @functools.wraps(call)
-    def wrapped(*args: Any, group: Any = None, **options: Any) -> Any:
+    It adds no frame to the call: warnings name the caller.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def __enter__(self) -> None:
         _JOINED.yes = False
-        try:
-            return call(*args, group=group, **options)
-        except Exception as error:
-            if group is not None and not _JOINED.yes:
-                _decline(group, error)
-            raise
 
-    return cast(_Call, wrapped)
+    def __exit__(self, kind: Any, error: Optional[BaseException], _: Any) -> None:
+        if self._group is not None and isinstance(error, Exception) and not _JOINED.yes:
+            _decline(self._group, error)
 
 
 def _decline(group: Any, error: Exception) -> None:
