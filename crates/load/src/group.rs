@@ -504,7 +504,7 @@ impl Met {
         Error::Rank { group: self.group.name.clone(), rank, pid, why: why.into() }
     }
 
-    /// Sends a message to all other ranks. A rank that is gone is noticed by whoever waits for it.
+    /// Sends a message to all other ranks. A rank that is gone is noticed when its next message is awaited.
     pub(crate) fn send_all(&self, kind: Kind, bytes: &[u8]) -> Result<()> {
         for (rank, link) in self.others() {
             match link.send(kind, bytes) {

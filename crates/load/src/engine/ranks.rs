@@ -197,7 +197,7 @@ impl GroupLoad {
         )
     }
 
-    /// Has the others told of an error.
+    /// Ends the load with an error, which the other ranks get as well.
     fn given_up(&self, error: Error) -> Error {
         self.shared.give_up(&error.to_string());
         error

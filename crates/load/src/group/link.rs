@@ -264,7 +264,7 @@ impl RankLink {
         self.wait_for_end(Duration::ZERO)
     }
 
-    /// Ends the connection: whoever waits for a message gets the end.
+    /// Ends the connection: pending receives on both sides return [`Received::End`].
     pub(crate) fn shut_down(&self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }

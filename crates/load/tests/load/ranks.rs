@@ -437,7 +437,7 @@ fn a_rank_that_declines_is_not_waited_for() {
                 assert!(text.contains("no such file"), "rank {rank}: {text}");
             }
         });
-        // The next load is not told of it.
+        // The next load does not fail because of it.
         std::thread::scope(|scope| {
             let ranks: Vec<_> =
                 (0..3).map(|rank| scope.spawn(move || Rank::of(path).load(&group(rank)))).collect();
