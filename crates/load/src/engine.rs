@@ -368,18 +368,7 @@ impl RingEngine {
         let engine = |(LoadDestination { arena, ring, .. }, arrived)| {
             let (pool, account, ring_cache) = (pool.clone(), account.clone(), ring_cache.clone());
             let ring = Some(ring);
-            Self {
-                arena,
-                pool,
-                arrived,
-                received: 0,
-                account,
-                ring,
-                ring_cache,
-                stays: real,
-                look: None,
-                group: None,
-            }
+            Self { ring, ring_cache, stays: real, ..Self::of(arena, pool, arrived, account) }
         };
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
     }
@@ -395,23 +384,17 @@ impl RingEngine {
             pool.spawn("waits for cuFile", move |shared| library::run(shared, &library, &arriving))?;
         }
         let pool = Arc::new(pool);
-        let (ring, ring_cache) = (None, None);
-        Ok(Self {
-            arena,
-            pool,
-            arrived,
-            received: 0,
-            account,
-            ring,
-            ring_cache,
-            stays: false,
-            look: None,
-            group: None,
-        })
+        Ok(Self::of(arena, pool, arrived, account))
     }
 }
 
 impl<A> RingEngine<A> {
+    /// An engine without a ring of its own, a watcher or other processes.
+    fn of(arena: A, pool: Arc<WorkerPool>, arrived: Receiver<Chunk>, account: Account) -> Self {
+        let (ring, ring_cache, look, group) = (None, None, None, None);
+        Self { arena, pool, arrived, received: 0, account, ring, ring_cache, stays: false, look, group }
+    }
+
     /// A handle to stop it from another thread.
     #[must_use]
     pub fn stopper(&self) -> Stopper {

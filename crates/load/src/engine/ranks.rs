@@ -99,7 +99,7 @@ impl RingEngine {
             Ok(LoadLane { slot, copiers, arenas, arrived, passes })
         })?);
         let ring = Some(known);
-        Ok(Self { arena, pool, arrived, received: 0, account, ring, ring_cache, stays, look: None, group })
+        Ok(Self { ring, ring_cache, stays, group, ..Self::of(arena, pool, arrived, account) })
     }
 }
 

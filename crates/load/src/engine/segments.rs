@@ -118,18 +118,7 @@ impl RingEngine<Arc<Segments>> {
             Ok(LoadLane { slot, copiers, arenas: arenas.clone(), arrived, passes: None })
         })?);
         let (arena, ring) = (segments, Some(known));
-        Ok(Self {
-            arena,
-            pool,
-            arrived,
-            received: 0,
-            account,
-            ring,
-            ring_cache,
-            stays,
-            look: None,
-            group: None,
-        })
+        Ok(Self { ring, ring_cache, stays, ..Self::of(arena, pool, arrived, account) })
     }
 }
 
