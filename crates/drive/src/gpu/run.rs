@@ -16,7 +16,7 @@ use crate::command::describe;
 use crate::doubts::Doubts;
 use crate::options::STOP_PATIENCE;
 use crate::queue::CANCEL_GRACE;
-use crate::slots::retry_delays;
+use crate::slots::{may_retry, retry_delays};
 use crate::{Buffer, Error, Namespace, Op, Result};
 
 const MISSING: &str = "a GPU-driven read that was completed without its data";
@@ -547,7 +547,7 @@ impl<'a, 'm> Run<'a, 'm> {
             match ItemOutcome::from_word(memory.region.word(at)?) {
                 ItemOutcome::Done(status) if status.is_ok() => join(missing, item.data),
                 // Only where the kernel does not try it again itself.
-                ItemOutcome::Done(status) if status.may_retry() && retries < drive.options.retries => {
+                ItemOutcome::Done(status) if may_retry(status) && retries < drive.options.retries => {
                     item.due = Some(Instant::now() + delays[usize::from(status.crd())]);
                     item.work = item.work.with_tries(retries + 1);
                     self.report.retries += 1;
