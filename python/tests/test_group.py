@@ -151,7 +151,7 @@ def _listens(address):
 def test_what_makes_no_sense_is_refused(tmp_path):
     path = safetensors_file(tmp_path / "m", {"a": ("U8", [1], b"x")})
     for group in ("name", 3, object()):
-        with pytest.raises(onehop.errors.RequestError, match="is no group"):
+        with pytest.raises(onehop.errors.RequestError, match="is not a group"):
             onehop.load(path, "cpu", group=group)
     for group in (onehop.Group("", 0, 2), onehop.Group("a", 2, 2), onehop.Group("a/b", 0, 2), onehop.Group("a", -1, 2)):
         with pytest.raises(onehop.errors.GroupError):

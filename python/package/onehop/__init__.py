@@ -1,8 +1,8 @@
-"""Model weights from files into GPU memory, and an honest account of the way they went.
+"""Loads model weights from files into GPU memory, and reports the route they took.
 
     tensors = onehop.load_file("model.safetensors", device="cuda:0")
 
-Tensors have DLPack: torch.from_dlpack, cupy.from_dlpack, jax.dlpack.from_dlpack and numpy.from_dlpack take them over
+Tensors support DLPack: torch.from_dlpack, cupy.from_dlpack, jax.dlpack.from_dlpack and numpy.from_dlpack import them
 without a copy. onehop.torch and onehop.numpy have load_file with the signatures and the results of safetensors.
 """
 
@@ -65,30 +65,30 @@ __all__ = [
     "stream",
 ]
 
-#: A file, a directory, an index, or several that are one model.
+#: A file, a directory, an index, or several that form a model.
 Paths = Union[str, bytes, "os.PathLike[str]", Sequence[Union[str, bytes, "os.PathLike[str]"]]]
 #: "cuda:0", 0, a torch.device, a PCI address, "cpu", or None: GPU 0 where CUDA works, else the CPU's memory.
 Device = Union[str, int, None, Any]
 Patterns = Union[str, Sequence[str], None]
-#: What tensors are made for.
+#: The type of tensors.
 Framework = Literal["torch", "pt", "numpy", "np", "cupy", "jax", "flax"]
-#: How bytes may go: of files, and of drives.
+#: Routes for files, and for drives.
 FileRoute = Literal["auto", "cpu/cached", "cpu/pinned", "cufile"]
 Route = Literal[
     "auto", "cpu/cached", "cpu/pinned", "cufile", "gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct"
 ]
-#: Whose GPU memory tensors lie in.
+#: Who allocates GPU memory.
 Allocator = Literal["onehop", "torch"]
 
-#: How often whoever watches a load is told how far it is, in seconds.
-_TELL = 0.1
+#: The minimum time between calls of `progress`, in seconds.
+_PROGRESS_INTERVAL = 0.1
 
-#: The memory that a load into tensors goes through, unless it is said.
+#: Default for `max_bytes` of a load into tensors.
 _INTO_BYTES = 1 << 30
 
 
 class StreamOptions(TypedDict, total=False):
-    """What to load and how, the options of `stream`: `load` says what each is."""
+    """The options of `stream`, which are documented at `load`."""
 
     names: Patterns
     without: Patterns
@@ -119,7 +119,7 @@ class LoadOptions(StreamOptions, total=False):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was loaded, and how that went."""
+    """The result of a load."""
 
     tensors: Dict[str, Any]
     outcome: Outcome
@@ -151,50 +151,51 @@ def load(
     max_bytes: Optional[int] = None,
     progress: Optional[Callable[[int, int], object]] = None,
 ) -> Loaded:
-    """Loads model files: tensors, and how it went.
+    """Loads the tensors of model files.
 
-    path: a file (safetensors, GGUF), an index, a directory, or several that are one model.
+    path: a file (safetensors, GGUF), an index, a directory, or several that form a model.
     device: "cuda:0", 0, a torch.device, a PCI address, "cpu"; None is GPU 0 where CUDA works, else the CPU's memory,
         with a RuntimeWarning.
-    framework: "torch", "numpy", "cupy" or "jax"; None gives onehop.Tensor, which any of them takes over by DLPack.
-    names, without: patterns (`*`, `?`) of names to load, and not to; one that matches no tensor is an
+    framework: "torch", "numpy", "cupy" or "jax"; None returns onehop.Tensor, which all import by DLPack.
+    names, without: patterns (`*`, `?`) of names to load, and to skip; one that matches nothing raises
         UnknownTensorError. dtypes: types to load, such as "BF16".
     rank, cuts: (i, n) is the i-th of n ranks (from 0), which gets its part of the tensors that match a pattern of
-        `cuts`, cut along the dimension there; it reads nothing else. All other tensors are loaded whole.
-    group: an onehop.Group, or a process group of torch's: its processes on this machine load together, and what several
-        of them need is read once and passed from GPU to GPU. outcome.group says how that went.
+        `cuts`, cut along that dimension, and reads nothing else. All other tensors are loaded whole.
+    group: an onehop.Group, or a torch process group: its processes on this machine load together, and what several of
+        them need is read once and passed from GPU to GPU. outcome.group reports the details.
     route: "auto", "cpu/cached" (the page cache), "cpu/pinned" (past it) or "cufile" (NVIDIA's).
-        What is asked for is done, or RouteError says why not.
-    drive: a drive that onehop drives by itself, past Linux: "0000:0b:00.0" (a PCI address), "nvme-tcp://HOST/NQN"
-        (across the network), "vfio-user:SOCKET", "sim:IMAGE" (a simulated one) or "qtest:SOCKET,MEMORY-FILE". `path` is then a path in the drive's own file system (ext2/3/4, FAT,
-        exFAT), and `route` one of "auto", "gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct" and "cpu/pinned".
-        `outcome.route` is the route that was taken, `outcome.why_not_better` what kept the better ones from it.
-    partition: the drive's partition that has the files, or "none" for the whole drive; None is the only one with a known
-        file system. extent_map: a file made by `onehop map`, in place of a path, which is None then. nsid: the
-        drive's namespace (1).
-    threads: how many read. verify: reads the files once more and compares every byte. manifest: a file of checksums to
-        hold the tensors in memory against.
+        If it is not possible, RouteError explains why.
+    drive: a drive that onehop drives itself, bypassing Linux: "0000:0b:00.0" (a PCI address), "nvme-tcp://HOST/NQN"
+        (across the network), "vfio-user:SOCKET", "sim:IMAGE" (a simulated one) or "qtest:SOCKET,MEMORY-FILE".
+        `path` is then a path in the drive's own file system (ext2/3/4, FAT, exFAT), and `route` one of "auto",
+        "gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct" and "cpu/pinned". `outcome.route` is the
+        route that was taken, `outcome.why_not_better` why better ones were not possible.
+    partition: the drive's partition with the files, or "none" for the whole drive; None selects the only one with a
+        known file system. extent_map: a file made by `onehop map`, used with `path` None. nsid: the drive's
+        namespace (1).
+    threads: how many read. verify: reads the files once more and compares every byte. manifest: a file of checksums
+        that tensors in memory are compared with.
     measure_limit: measures the copy engine after the load, so that outcome.limit has its speed.
-    allocator: "torch" has torch's caching allocator give the GPU memory, and makes all tensors views of one; for
+    allocator: "torch" allocates GPU memory with torch's caching allocator, and makes all tensors views of one; for
         framework="torch".
-    into: tensors of torch by name, which the loaded ones are copied into, cast to their types: they are loaded through
-        `max_bytes` of memory (1 GiB) in place of an arena. What it does not name is not loaded.
+    into: torch tensors by name. Loaded tensors are cast to their types and copied into them, through `max_bytes` of
+        memory (1 GiB) in place of an arena. Tensors that it does not name are not loaded.
     max_bytes: for `into`, and for `stream`.
-    progress: called with the bytes that have arrived and all that are to come, ten times a second at most.
+    progress: called with the bytes that have arrived and their total, at most ten times a second.
     """
     with _group.declining(group):
         convert = _converter("torch" if into is not None else framework)
         if allocator not in ("onehop", "torch"):
-            raise errors.RequestError(f"{allocator!r} is no allocator: 'onehop' and 'torch' are")
+            raise errors.RequestError(f"unknown allocator {allocator!r}: expected 'onehop' or 'torch'")
         if allocator == "torch" and (framework not in _TORCH_NAMES or into is not None or drive is not None):
             raise errors.RequestError("allocator='torch' is for framework='torch', without into= and drive=")
         if into is None and max_bytes is not None:
-            raise errors.RequestError("max_bytes is for into= and for stream: all tensors that load gives are in memory together")
+            raise errors.RequestError("max_bytes is for into= and for stream: load returns all tensors at once")
         if into is not None:
             if drive is not None:
-                raise errors.RequestError("into= is for files of this machine, not for drive=")
+                raise errors.RequestError("into= is for local files, not for drive=")
             if names is not None:
-                raise errors.RequestError("into= says by its names what is loaded: leave names out")
+                raise errors.RequestError("into= already selects tensors by name: leave names out")
             names = list(into)
             max_bytes = _INTO_BYTES if max_bytes is None else max_bytes
         if drive is None:
@@ -203,12 +204,10 @@ def load(
             model = _open(path)
         else:
             if threads is not None or measure_limit or group is not None:
-                raise errors.RequestError(
-                    "threads, measure_limit and group are for files of this machine, not for drive="
-                )
+                raise errors.RequestError("threads, measure_limit and group are for local files, not for drive=")
             model = _open_on_drive(drive, path, partition, extent_map, nsid)
         tensors: Dict[str, Any] = {}
-        told = 0.0
+        reported = 0.0
         try:
             job = _job(
                 model,
@@ -232,7 +231,7 @@ def load(
                     job,
                     _TorchMemory(_device(device)),
                     lambda so_far: None if progress is None else progress(*so_far),
-                    None if progress is None else _TELL,
+                    None if progress is None else _PROGRESS_INTERVAL,
                 )
             with Stream(job, convert, None if into is None else _TorchMemory(_device(device))) as arriving:
                 if into is not None:
@@ -240,12 +239,12 @@ def load(
                     _copy_into(arriving, tensors)
                 for name, tensor in arriving:
                     tensors[name] = tensor
-                    if progress is not None and time.monotonic() - told >= _TELL:
-                        told = time.monotonic()
+                    if progress is not None and time.monotonic() - reported >= _PROGRESS_INTERVAL:
+                        reported = time.monotonic()
                         progress(*arriving.progress)
                 outcome = arriving.outcome
         finally:
-            # Whatever still refers to the model, the next load may open the drive.
+            # The next load may open the drive, even if the model is still in use.
             model.close_drive()
         assert outcome is not None
         if device is None:
@@ -259,7 +258,7 @@ def load(
 def load_file(
     path: Optional[Paths], device: Device = None, *, framework: Optional[Framework] = None, **options: Unpack[LoadOptions]
 ) -> Dict[str, Any]:
-    """The tensors of model files, by name: what `load` gives, without how it went. Takes the options of `load`."""
+    """The tensors of model files, by name: what `load` returns, without its outcome. Takes the same options."""
     return load(path, device, framework=framework, **options).tensors
 
 
@@ -281,15 +280,16 @@ def stream(
     measure_limit: bool = False,
     max_bytes: Optional[int] = None,
 ) -> Stream:
-    """Hands tensors out as soon as their bytes are there, in whichever order that is.
+    """Hands tensors out as soon as their bytes have arrived, in any order.
 
-    max_bytes: the memory that tensors are handed out in, which is used again as they die. Drop each tensor before you ask
-        for more than a few others. A tensor that is larger than that takes more, and so do tensors that are kept:
-        `Stream.grown` and outcome.warnings tell. On a GPU this takes framework="torch". The memory is torch's, and what you
-        have a tensor's memory read by must be on the stream that is current when you ask for the next one, or must wait for it.
+    max_bytes: the memory that tensors are handed out in, which is reused as they are freed. Drop each tensor before you
+        request more than a few others. A larger tensor takes more memory, and so do tensors that are kept:
+        `Stream.grown` and outcome.warnings report this. On a GPU it needs framework="torch". torch allocates the
+        memory, and kernels that read it must be on the stream that is current when you request the next tensor, or on
+        one that waits for it.
 
-    The other options are those of `load`. That files have not changed, and what `verify` and `manifest` find, is known at the
-    end: the iteration then raises what `load` would have raised.
+    The other options are those of `load`. Changed files, and differences that `verify` and `manifest` find, are known
+    at the end: the iteration then raises the exception that `load` would raise.
     """
     with _group.declining(group):
         convert = _converter(framework)
@@ -316,8 +316,8 @@ def stream(
 def _plain(index: Any) -> Any:
     """An index of Python's own integers.
 
-    While native code is on a thread's stack, Python must not end that thread, as it does with daemon threads at its end: the
-    process would abort. So code of the caller's, such as an `__index__`, runs before.
+    If Python ends a thread with native code on its stack, as it does with daemon threads at exit, the process aborts.
+    So the caller's code, such as an `__index__`, runs before.
     """
     if isinstance(index, tuple):
         return tuple(_plain(item) for item in index)
@@ -332,7 +332,7 @@ def _plain(index: Any) -> Any:
 
 
 class Slice:
-    """A tensor of files that are open, of which an index loads the elements that it names, and reads little more."""
+    """A tensor of open files. An index loads the elements that it names, and reads little more."""
 
     def __init__(self, model: _Model, name: str, device: Optional[str], convert: Callable[[Tensor], Any]) -> None:
         self._model = model
@@ -342,11 +342,11 @@ class Slice:
         self._dtype, self._shape = model.info(name)
 
     def get_shape(self) -> List[int]:
-        """Its dimensions; of packed types those of their bytes."""
+        """Its dimensions; for packed types, in bytes."""
         return self._shape
 
     def get_dtype(self) -> str:
-        """The type of its elements, as the file writes it."""
+        """The type of its elements, as in the file."""
         return self._dtype
 
     def __getitem__(self, index: Any) -> Any:
@@ -359,10 +359,10 @@ class Slice:
 
 
 class safe_open:
-    """Model files, open: the names, types and dimensions in them at once, and tensors when they are asked for.
+    """Open model files: names, types and dimensions at once, and tensors on request.
 
-    As `safetensors.safe_open`, and the device is "cpu" unless another is given. It takes what `load` takes: directories,
-    indexes and GGUF files too. Each tensor is a load of its own; whoever wants many has them sooner by `stream` or `load`.
+    As `safetensors.safe_open`, with "cpu" as the default device. It takes the same paths as `load`: also directories,
+    indexes and GGUF files. Each tensor is a load of its own; for many, `stream` or `load` is faster.
     """
 
     def __init__(
@@ -376,14 +376,14 @@ class safe_open:
     @property
     def _model(self) -> _Model:
         if self._opened is None:
-            raise errors.RequestError("the files are closed: the `with` that had them open has ended")
+            raise errors.RequestError("the files are closed: their `with` block has ended")
         return self._opened
 
     def __enter__(self) -> safe_open:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """No more can be asked of the files. They are closed when slices and streams of them are gone too, which go on."""
+        """Ends the use of this handle. Its slices and streams stay valid, and the last of them closes the files."""
         self._opened = None
 
     def keys(self) -> List[str]:
@@ -395,7 +395,7 @@ class safe_open:
         return self._model.names()
 
     def metadata(self) -> Optional[Dict[str, Any]]:
-        """What the files say of themselves; None where that is nothing."""
+        """The metadata of the files, or None if there is none."""
         return self._model.metadata() or None
 
     def get_tensor(self, name: str) -> Any:
@@ -413,7 +413,7 @@ class safe_open:
         return Slice(self._model, name, self._device, self._convert)
 
     def stream(self, **options: Unpack[StreamOptions]) -> Stream:
-        """Loads many of them, and hands each out as soon as it is there. Takes the options of `stream`."""
+        """Loads many of them, and hands each out as it arrives. Takes the options of `stream`."""
         bounded = self._is_torch and options.get("max_bytes") is not None
         memory = _TorchMemory(self._device) if bounded else None
         return Stream(_job(self._model, self._device, **options), self._convert, memory)
@@ -423,7 +423,7 @@ def _paths(path: Any) -> List[str]:
     if isinstance(path, (str, bytes, os.PathLike)):
         return [os.fsdecode(path)]
     if path is None or hasattr(path, "read") or not isinstance(path, Iterable):
-        raise TypeError(f"{path!r} is no path: give the file's name, or a list of names")
+        raise TypeError(f"{path!r} is not a path: give a file name, or a list of names")
     paths = [os.fsdecode(one) for one in path]
     if not paths:
         raise errors.RequestError("no file was named: the list of paths is empty")
@@ -442,9 +442,9 @@ def _open_on_drive(
     nsid: Optional[int],
 ) -> _Model:
     if (path is None) == (extent_map is None):
-        raise errors.RequestError("drive= takes a path in its file system, or extent_map= and None as the path")
+        raise errors.RequestError("drive= needs a path in its file system, or extent_map= with None as the path")
     if extent_map is not None and partition is not None:
-        raise errors.RequestError("an extent map knows where its files are: it takes no partition")
+        raise errors.RequestError("partition= cannot be used with extent_map=")
     if nsid is not None and not 1 <= nsid < 2**32:
         raise errors.RequestError(f"nsid={nsid}: namespaces count from 1")
     model = _Model.on_drive(
@@ -467,7 +467,7 @@ def _device(device: Device) -> Optional[str]:
     return str(device)
 
 
-#: Threads that may be asked for.
+#: The limit for `threads`.
 _MOST_THREADS = 256
 
 
@@ -503,15 +503,15 @@ def _job(
     arena: bool = False,
 ) -> _Job:
     if (rank is None) != (cuts is None):
-        raise errors.RequestError("rank says which part, cuts which tensors are cut: it takes both, or neither")
+        raise errors.RequestError("rank= and cuts= belong together: give both or neither")
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
-        raise errors.RequestError(f"threads={threads}: 1 to {_MOST_THREADS} can read")
+        raise errors.RequestError(f"threads={threads}: expected 1 to {_MOST_THREADS}")
     if max_bytes is not None and max_bytes < 1:
-        raise errors.RequestError(f"max_bytes={max_bytes}: a stream takes some memory")
+        raise errors.RequestError(f"max_bytes={max_bytes}: expected at least 1")
     if max_bytes is not None and (verify or manifest is not None):
-        raise errors.RequestError("verify and manifest compare tensors in memory, which max_bytes uses again")
+        raise errors.RequestError("verify and manifest compare tensors in memory, which max_bytes reuses")
     if group is not None and max_bytes is not None:
-        raise errors.RequestError("group= passes on tensors in memory, which max_bytes uses again")
+        raise errors.RequestError("group= passes on tensors in memory, which max_bytes reuses")
     if min([*(rank or ()), *(cuts or {}).values()], default=0) < 0:
         raise errors.RequestError(f"rank={rank}, cuts={cuts}: ranks and dimensions count from 0")
     job = model.load(
@@ -535,7 +535,7 @@ def _job(
 
 
 def _only(job: _Job) -> Tensor:
-    """The one tensor of a load, whose end is waited for: it tells whether the file has changed."""
+    """The only tensor of a load. Waits for the end, which reports whether the file changed."""
     found = None
     while (step := job.next()) is not None:
         found = step
@@ -543,6 +543,6 @@ def _only(job: _Job) -> Tensor:
     return found
 
 
-# They are made of what is above.
+# These import names from above.
 from ._model import Model as Model  # noqa: E402
 from ._patch import patch as patch  # noqa: E402

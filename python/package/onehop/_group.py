@@ -20,7 +20,7 @@ class Group:
     What several of them need is read once, and passed from GPU to GPU. All processes make the same calls of `load`,
     `load_file` or `stream` with `group=`, in the same order and at about the same time.
 
-    name: the same in all processes of the group; no other group of this user that loads at the same time has it.
+    name: the same in all processes of the group, and unique among this user's groups that load at the same time.
     rank: this process's number, from 0 on. size: how many processes there are.
     """
 
@@ -29,19 +29,19 @@ class Group:
     size: int
 
 
-#: The group for each of torch's that was used before.
+#: The group of each torch process group seen so far.
 _OF_TORCH: "weakref.WeakKeyDictionary[Any, Optional[Group]]" = weakref.WeakKeyDictionary()
 
 
 def _machine() -> Tuple[str, str, str, int]:
-    """What two processes have in common that can meet: machine, namespaces of network and processes, and user."""
+    """What processes that can connect have in common: machine, network and PID namespaces, and user."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     return boot, os.readlink("/proc/self/ns/net"), os.readlink("/proc/self/ns/pid"), os.geteuid()
 
 
 def _of_torch(group: Any) -> Optional[Group]:
-    """The ranks of a process group of torch's that are on this machine; None if this one is alone there."""
+    """The ranks of a torch process group on this machine, or None if this is the only one."""
     import torch.distributed as dist
 
     mine = (_machine(), secrets.token_hex(8))
@@ -60,7 +60,7 @@ def native(group: Any) -> Optional[Tuple[str, int, int]]:
         return None
     if not isinstance(group, Group):
         if not hasattr(group, "rank") or not hasattr(group, "size") or type(group).__module__.split(".")[0] != "torch":
-            raise errors.RequestError(f"{group!r} is no group: give an onehop.Group, or a process group of torch's")
+            raise errors.RequestError(f"{group!r} is not a group: expected an onehop.Group or a torch process group")
         try:
             found = _OF_TORCH[group]
         except KeyError:
@@ -69,14 +69,14 @@ def native(group: Any) -> Optional[Tuple[str, int, int]]:
             return None
         group = found
     if not isinstance(group.name, str) or not isinstance(group.rank, int) or not isinstance(group.size, int):
-        raise errors.GroupError(f"{group!r}: a name is a str, rank and size are int")
+        raise errors.GroupError(f"{group!r}: name must be a str, rank and size int")
     if not 0 <= group.rank < group.size:
-        raise errors.GroupError(f"{group!r}: ranks count from 0 to size - 1")
+        raise errors.GroupError(f"{group!r}: rank must be from 0 to size - 1")
     return group.name, group.rank, group.size
 
 
 class _Joined(threading.local):
-    """Whether this thread's call has begun to load: the load itself tells the others what happens then."""
+    """Whether this thread's call has begun to load: from then on the load itself notifies the others."""
 
     yes = False
 
@@ -89,7 +89,7 @@ def joined() -> None:
 
 
 class declining:
-    """Tells the other ranks if a call with `group=` fails before it loads.
+    """Notifies other ranks if a call with `group=` fails before it loads.
 
     It adds no frame to the call: warnings name the caller.
     """
@@ -109,7 +109,7 @@ def _decline(group: Any, error: Exception) -> None:
     try:
         known = native(group)
     except Exception:
-        # What makes no sense is nobody's rank.
+        # An invalid group has no other ranks.
         return
     if known is not None:
         decline_group(*known, f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""What can go wrong. Every exception of onehop is an OnehopError, and what a caller of Python would expect beside it."""
+"""Exceptions. Each is an OnehopError, and also the built-in exception that Python callers expect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     _Base = Exception
 else:
-    # Programs that catch what safetensors raises catch ours too.
+    # Programs that catch exceptions of safetensors catch ours too.
     try:
         from safetensors import SafetensorError as _Base
     except ImportError:
@@ -21,11 +21,11 @@ class OnehopError(_Base):
 
 
 class FileError(OnehopError, OSError):
-    """A file cannot be opened or read, or is none."""
+    """A file cannot be opened or read."""
 
 
 class MissingFileError(FileError, FileNotFoundError):
-    """A file is not there."""
+    """A file does not exist."""
 
 
 class ForbiddenFileError(FileError, PermissionError):
@@ -33,7 +33,7 @@ class ForbiddenFileError(FileError, PermissionError):
 
 
 class ChangedFileError(OnehopError):
-    """A file was written or cut while it was loaded: what was loaded of it is not to be trusted."""
+    """A file was written or truncated during the load: discard the result."""
 
 
 class FormatError(OnehopError, ValueError):
@@ -41,7 +41,7 @@ class FormatError(OnehopError, ValueError):
 
 
 class RequestError(OnehopError, ValueError):
-    """What was asked for makes no sense."""
+    """An argument is invalid."""
 
 
 class UnknownTensorError(OnehopError, KeyError):
@@ -56,20 +56,20 @@ class RowError(OnehopError, IndexError):
 
 
 class GroupError(OnehopError):
-    """The processes of a group did not come together, loaded different things, or one of them ended early."""
+    """The processes of a group did not connect, loaded different things, or one of them ended early."""
 
 
 class RouteError(OnehopError):
     """The requested route is not possible; no other one is taken instead.
 
-    tried: of a load from a drive for which no route works, the routes that were tried, with what is in their way.
+    tried: if no route works for a load from a drive, the routes that were tried, and why each failed.
     """
 
     tried: Sequence[WhyNot] = ()
 
 
 class VerificationError(OnehopError):
-    """Bytes in GPU memory are not those of the files, or of the manifest."""
+    """Bytes in GPU memory differ from the files or the manifest."""
 
 
 class StalledError(OnehopError, TimeoutError):
@@ -77,7 +77,7 @@ class StalledError(OnehopError, TimeoutError):
 
 
 class CancelledError(OnehopError):
-    """The load was ended before it was done."""
+    """The load was ended early."""
 
 
 class DeviceError(OnehopError, RuntimeError):
@@ -85,7 +85,7 @@ class DeviceError(OnehopError, RuntimeError):
 
 
 class DriveError(DeviceError):
-    """The drive cannot be opened, because it is in use, not there or not allowed, or it failed."""
+    """The drive is missing, in use or not permitted, or it failed."""
 
 
 class OutOfMemoryError(OnehopError, MemoryError):
@@ -93,11 +93,11 @@ class OutOfMemoryError(OnehopError, MemoryError):
 
 
 class OutOfGpuMemoryError(DeviceError, OutOfMemoryError):
-    """The tensors do not fit into the GPU memory that is free."""
+    """The tensors do not fit into free GPU memory."""
 
 
 class SwapError(OnehopError):
-    """Weights were replaced in part. new, old: the names of tensors that are the new ones already, and that are not."""
+    """Weights were replaced in part. new, old: the names of tensors that are already new, and of the others."""
 
     def __init__(self, cause: object, new: Sequence[str], old: Sequence[str]) -> None:
         super().__init__(cause, new, old)
