@@ -253,7 +253,7 @@ def test_two_threads_at_one_stream_release_each_fence_once_and_in_order():
     memory = _stream.TorchMemory.__new__(_stream.TorchMemory)
     memory._fences, memory._recycling = deque((Event(i), i) for i in range(20)), threading.Lock()
     memory._process, memory._latest = os.getpid(), 0
-    memory._beside_captures = contextlib.nullcontext
+    memory._relaxed_captures = contextlib.nullcontext
     passed.extend(range(10))
     threads = [threading.Thread(target=memory.recycle, args=(Job(),)) for _ in range(4)]
     for thread in threads:
@@ -296,7 +296,7 @@ def test_dead_memory_whose_fence_fails_gets_one_at_the_next_call():
     memory = _stream.TorchMemory.__new__(_stream.TorchMemory)
     memory._torch, memory._device = types.SimpleNamespace(cuda=cuda), "cuda:0"
     memory._fences, memory._recycling, memory._latest = deque(), threading.Lock(), 0
-    memory._process, memory._beside_captures = os.getpid(), contextlib.nullcontext
+    memory._process, memory._relaxed_captures = os.getpid(), contextlib.nullcontext
     interrupts = [KeyboardInterrupt()]
     for error in (KeyboardInterrupt, RuntimeError):
         with pytest.raises(error):

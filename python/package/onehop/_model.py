@@ -1,4 +1,4 @@
-"""Weights that are replaced in place: reinforcement learning, hot swaps."""
+"""Replaces weights in place: reinforcement learning, hot swaps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ._native import Outcome
 
 
 class Model:
-    """Files whose tensors replace those of a model that is there."""
+    """Files whose tensors replace those of a loaded model."""
 
     def __init__(self, path: Paths) -> None:
         self._path = path
 
     def reload(self, into: Mapping[str, Any], device: Device = None, *, max_bytes: int = 1 << 30, **options: Any) -> Outcome:
-        """Copies the tensors of the files into those of `into`, by name, on the current stream. The files are opened anew.
+        """Copies the tensors of the files into those of `into`, by name, on the current stream. The files are reopened.
 
-        All names, and without `cuts` all shapes, are compared before anything is written. What fails later is a SwapError,
-        which lists the tensors that are new already.
+        All names, and without `cuts` all shapes, are compared before anything is written. A later failure raises
+        SwapError, which lists the tensors already new.
         """
         import torch
 
@@ -30,7 +30,7 @@ class Model:
         is_cut = bool(options.get("cuts"))
         for name, target in into.items():
             shape = opened.get_slice(name).get_shape()
-            # What cuts make of a shape shows when the tensor arrives.
+            # Shapes after cuts are known when the tensors arrive.
             if not is_cut and list(target.shape) != shape:
                 raise errors.RequestError(f"{_stream.misfit(name, shape, target)}: nothing was written")
         new: List[str] = []

@@ -1,4 +1,4 @@
-"""A load under way, as an iterator; and the GPU memory that torch allocates for it."""
+"""A running load, as an iterator; and the GPU memory that torch allocates for it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ._frameworks import TORCH_NAMES, torch_dtype
 from ._native import Job as _Job
 from ._native import Outcome, Tensor
 
-#: How often a stream looks whether the GPU has passed its fences, in seconds.
+#: How often a stream checks whether the GPU has passed its fences, in seconds.
 _FENCE_POLL = 0.0005
-#: How often it looks whether another thread has let go of tensors while it waits: their memory wants a fence.
+#: How often it checks while it waits whether other threads freed tensors: their memory needs a fence.
 _DEATH_POLL = 0.005
 #: CU_STREAM_CAPTURE_MODE_RELAXED
 _RELAXED = 2
-#: How long the GPU may take for what was under way when memory was allocated, in seconds.
-_LONGEST_SETTLE = 120.0
+#: How long the GPU may take for work queued before an allocation, in seconds.
+_SETTLE_TIMEOUT = 120.0
 
 
 class Stream:
-    """Tensors as they arrive: an iterator of names and tensors. Leaving it, or a `with` around it, ends the load."""
+    """Iterates over names and tensors as they arrive. Leaving it, or a `with` around it, ends the load."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Stream:
         self._job = job
         self._convert = convert
         self._memory = memory
-        self._told = False
+        self._has_warned = False
         self._any_device = any_device
 
     def __iter__(self) -> Stream:
@@ -66,17 +66,17 @@ class Stream:
         try:
             if self._memory is None:
                 raise errors.RequestError(
-                    f"max_bytes on a GPU takes framework='torch' ({', '.join(TORCH_NAMES)}): the memory is torch's, and used "
-                    "again behind fences of its streams"
+                    f"max_bytes on a GPU needs framework='torch' ({', '.join(TORCH_NAMES)}), which allocates the "
+                    "memory and reuses it after fences on its streams"
                 )
             self._memory.bring(self._job, nbytes)
         except BaseException:
             self.close()
             raise
-        if self._job.grown and not self._told:
-            self._told = True
+        if self._job.grown and not self._has_warned:
+            self._has_warned = True
             warnings.warn(
-                "the stream takes more memory than max_bytes: its tensors are kept, or one of them is larger",
+                "the stream uses more memory than max_bytes: its tensors are kept, or one of them is larger",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -88,17 +88,17 @@ class Stream:
         self.close()
 
     def close(self) -> None:
-        """Ends the load, if it goes on. What was handed out stays; to ask for more is a CancelledError."""
+        """Ends the load. Tensors handed out stay valid; requesting more raises CancelledError."""
         self._job.cancel()
 
     @property
     def outcome(self) -> Optional[Outcome]:
-        """How it went; None before its end."""
+        """The outcome; None before the end."""
         return self._job.outcome
 
     @property
     def progress(self) -> Tuple[int, int]:
-        """Bytes that have arrived, and all that are to come."""
+        """Bytes that have arrived, and their total."""
         return self._job.progress
 
     @property
@@ -108,7 +108,7 @@ class Stream:
 
 
 def warn_of_cpu(outcome: Optional[Outcome]) -> None:
-    """For callers of our caller, who named no device and may believe that a GPU has the tensors."""
+    """Warns callers who named no device and may expect the tensors on a GPU."""
     if outcome is not None and "gpu" in outcome.simulated:
         warnings.warn(f"{outcome.gpu_why}. Pass device='cpu' to silence this", RuntimeWarning, stacklevel=3)
 
@@ -122,9 +122,9 @@ class TorchMemory:
         self._torch: Any = torch
         self._device = device
         self._fences: Deque[Tuple[Any, int]] = deque()
-        # The last of them that was made.
+        # The newest of them.
         self._latest = 0
-        # Several threads may take from one stream.
+        # Several threads may share a stream.
         self._recycling = threading.Lock()
         self._process = os.getpid()
         self._driver: Any = None
@@ -133,12 +133,12 @@ class TorchMemory:
         device = self._device or "0"
         number = device[5:] if device.startswith("cuda:") else {"cuda": "0"}.get(device, device)
         if not number.isdigit():
-            raise errors.RequestError(f"memory of torch is on cuda:0, cuda:1 and so on, which {device!r} does not name")
+            raise errors.RequestError(f"torch allocates memory on cuda:0, cuda:1 and so on, not on {device!r}")
         return int(number)
 
     @contextlib.contextmanager
-    def _beside_captures(self) -> Iterator[None]:
-        """Lets this thread allocate and ask about events while other threads capture CUDA graphs in the global mode."""
+    def _relaxed_captures(self) -> Iterator[None]:
+        """Lets this thread allocate and query events while others capture CUDA graphs in the global mode."""
         if self._driver is None:
             self._driver = ctypes.CDLL("libcuda.so.1")
         mode = ctypes.c_int(_RELAXED)
@@ -150,12 +150,12 @@ class TorchMemory:
             exchange(ctypes.byref(mode))
 
     def bring(self, job: _Job, nbytes: int) -> Any:
-        """Allocates memory for a load, of which no kernel uses any more what was there before."""
+        """Allocates memory for a load, and waits for kernels that used it before."""
         torch = self._torch
         index = self._index()
         if not torch.cuda.is_available():
             raise errors.DeviceError("this torch has no CUDA: it cannot allocate GPU memory")
-        with self._beside_captures(), torch.cuda.device(index):
+        with self._relaxed_captures(), torch.cuda.device(index):
             if torch.cuda.is_current_stream_capturing():
                 raise errors.RequestError("the current stream captures a graph: load before or after that")
             try:
@@ -166,24 +166,24 @@ class TorchMemory:
             event.record()
             start = time.monotonic()
             while not event.query():
-                if time.monotonic() - start > _LONGEST_SETTLE:
+                if time.monotonic() - start > _SETTLE_TIMEOUT:
                     raise errors.StalledError(
-                        f"work on the current stream of cuda:{index} did not end within {_LONGEST_SETTLE:.0f} s"
+                        f"work on the current stream of cuda:{index} did not end within {_SETTLE_TIMEOUT:.0f} s"
                     )
                 time.sleep(0.0002)
         job.bring(base.data_ptr(), nbytes, base)
         return base
 
     def recycle(self, job: _Job) -> bool:
-        """Has memory used again whose tensors are dead, once the GPU is done with them. Tells whether some still waits."""
+        """Recycles memory of freed tensors, once the GPU is done with it. Returns whether some still waits."""
         if os.getpid() != self._process:
-            # Another thread may have had the lock when this process forked; and the GPU is the parent's.
+            # Another thread may have held the lock at the fork, and the GPU is the parent's.
             return False
         with self._recycling:
             return self._recycle(job)
 
     def _recycle(self, job: _Job) -> bool:
-        # Ctrl-C may come between any two steps: each can be done again.
+        # Ctrl-C may come between any two steps: each can be repeated.
         latest = job.dead()
         if latest is not None and latest > self._latest:
             with self._torch.cuda.device(self._index()):
@@ -194,7 +194,7 @@ class TorchMemory:
             self._fences.append((event, latest))
             self._latest = latest
         if self._fences:
-            with self._beside_captures():
+            with self._relaxed_captures():
                 while self._fences and self._fences[0][0].query():
                     job.fenced(self._fences[0][1])
                     self._fences.popleft()
@@ -210,8 +210,10 @@ def torch_name(torch: Any, device: Any) -> str:
     return f"cuda:{torch.cuda.current_device()}" if str(device) == "cuda" else str(device)
 
 
-def arena(job: _Job, memory: TorchMemory, told: Callable[[Tuple[int, int]], object], poll: Optional[float]) -> Dict[str, Any]:
-    """All tensors of a load as views of one tensor, which is torch's own memory on a GPU. Made while the bytes come."""
+def arena(
+    job: _Job, memory: TorchMemory, report: Callable[[Tuple[int, int]], object], poll: Optional[float]
+) -> Dict[str, Any]:
+    """All tensors of a load as views of one, which on a GPU torch allocates. Made while the bytes arrive."""
     try:
         step = job.next()
         if isinstance(step, Tensor):
@@ -222,7 +224,7 @@ def arena(job: _Job, memory: TorchMemory, told: Callable[[Tuple[int, int]], obje
             base = memory.bring(job, step)
         tensors = _views(memory._torch, base, job)
         while (step := job.next(poll)) is not None:
-            told(job.progress)
+            report(job.progress)
     except BaseException:
         job.cancel()
         raise
@@ -242,14 +244,14 @@ def _views(torch: Any, base: Any, job: _Job) -> Dict[str, Any]:
             if len(names) == 1:
                 tensors[names[0]] = flat[dtype].as_strided(shape, strides, first)
             else:
-                # One call for all of them takes a quarter of the time of one for each.
+                # One call for all takes a quarter of the time of one call each.
                 row = flat[dtype].as_strided([len(names), *shape], [step, *strides], first)
                 tensors.update(zip(names, row.unbind(0)))
     return tensors
 
 
 def copy_into(arriving: Stream, into: Dict[str, Any]) -> None:
-    """Copies tensors into those that are there, cast to their types, on the current stream."""
+    """Copies tensors into existing ones, cast to their types, on the current stream."""
     import torch
 
     with torch.no_grad():
@@ -260,13 +262,13 @@ def copy_into(arriving: Stream, into: Dict[str, Any]) -> None:
 
 
 def copy_tensor(name: str, tensor: Any, target: Any) -> None:
-    """Copies a tensor that has arrived into one of the same shape. A copy into a GPU is behind what its current stream has
-    to do; one into the host's memory is over."""
+    """Copies a tensor that has arrived into one of the same shape. A copy into a GPU is queued on its current stream;
+    one into host memory is complete."""
     if target.shape != tensor.shape:
         raise errors.RequestError(misfit(name, list(tensor.shape), target))
     target.copy_(tensor, non_blocking=bool(target.is_cuda))
 
 
 def misfit(name: str, shape: List[int], target: Any) -> str:
-    """What is wrong with a tensor of another shape."""
+    """The error text for a tensor of another shape."""
     return f"the tensor {name!r} has the shape {shape}, and that of `into` {list(target.shape)}"

@@ -1,4 +1,4 @@
-"""Tables that are larger than the GPU's memory: rows of a file, gathered by their numbers."""
+"""Tables larger than the GPU's memory: rows of a file, gathered by their numbers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 else:
     _TensorFuture = Future
 
-#: Gathers of one table that may run beside the program.
+#: Background gathers of one table that may run at once.
 _WORKERS = 2
 
-#: Dimensions of a row: with those of the list, no more than NumPy has.
+#: Dimensions of a row: with those of the list, within NumPy's limit.
 _MOST_DIMENSIONS = 16
 
-#: Names of types in torch and NumPy, and those of model files.
+#: Type names of torch and NumPy, and those of model files.
 _NAMES = {name: dtype for dtype, name in _TORCH_OWN.items()} | {
     "uint8": "U8",
     "uint16": "U16",
@@ -39,7 +39,7 @@ _NAMES = {name: dtype for dtype, name in _TORCH_OWN.items()} | {
 
 
 def _dtype(dtype: Any) -> str:
-    """The name that model files have for a type: "BF16", torch.bfloat16, numpy.float16 or "float16"."""
+    """A type's name in model files. Takes "BF16", torch.bfloat16, numpy.float16 or "float16"."""
     if isinstance(dtype, type):
         dtype = dtype.__name__
     name = str(dtype).rsplit(".", 1)[-1]
@@ -87,23 +87,23 @@ class Ticket:
     def result(self, timeout: Optional[float] = None) -> Any:
         """The rows, as `Table.gather` returns them. Raises TimeoutError if they take longer than `timeout` seconds."""
         if os.getpid() != self._process and not self._future.done():
-            raise errors.RequestError("these rows were being gathered at a fork, by the parent, which has them")
+            raise errors.RequestError("these rows were requested before a fork, and go to the parent")
         if not wait([self._future], timeout).done:
-            raise TimeoutError(f"the rows are not there after {timeout} s")
+            raise TimeoutError(f"the rows have not arrived after {timeout} s")
         return self._future.result()
 
 
 class Table:
     """Rows of equal size in a file, gathered into GPU memory by their numbers.
 
-    The file is mapped, so rows come from the page cache; those that are not there are read from the disk, page by page.
-    Threads copy them into pinned memory, and the copy engine takes them from there. Nothing is cached on the GPU.
+    The file is mapped, so rows come from the page cache; missing ones are read from the disk, page by page.
+    Threads copy them into pinned memory, from which the copy engine moves them. Nothing is cached on the GPU.
 
     path, dtype, row: the file, the type of its elements and the shape of a row: Table("t.bin", "F16", (128,)).
-    rows: how many there are; as many as the file has, unless given.
+    rows: how many there are; by default as many as the file has.
     offset, stride: where the first row begins, and the bytes from the start of a row to that of the next.
     device: "cuda:0", 0, a PCI address, "cpu", or None: GPU 0 where CUDA works, else the CPU's memory.
-    framework: what rows are returned as: "torch", "numpy", "cupy", "jax", or None for onehop.Tensor.
+    framework: the type of returned rows: "torch", "numpy", "cupy", "jax", or None for onehop.Tensor.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Table:
     ) -> Table:
         """A tensor of a safetensors file: its first dimension counts the rows."""
         path = os.fsdecode(path)
-        # Refuses what is not a sound file.
+        # Refuses files that are not sound.
         _Model([path])
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -165,17 +165,17 @@ class Table:
 
         ids: integers: a list, or an array or tensor of any shape, which the result has too, followed by that of a row. With
             framework=None the result has one dimension for all of them.
-        out: a tensor of torch's on the table's GPU, contiguous and of the result's type and size. It is written when the work
-            that its current stream has so far is done, and is returned. Without it the memory is new.
+        out: a torch tensor on the table's GPU, contiguous and of the result's type and size. It is written after the
+            work that its current stream already has, and returned. Without it, new memory is allocated.
         """
         numbers, shape = _numbers(ids)
         return self._gather(numbers, shape, out, self._ready(out))
 
     def prefetch(self, ids: Any, out: Any = None) -> Ticket:
-        """The same beside the program: `wait`, or the ticket's `result()`, returns the rows."""
+        """The same in the background: `wait`, or the ticket's `result()`, returns the rows."""
         if os.getpid() != self._process:
             # The threads are the parent's, and another thread may have held the lock at the fork.
-            raise errors.RequestError("this table was opened before a fork, by the parent: open it in the child")
+            raise errors.RequestError("this table was opened before a fork: open it again in the child")
         numbers, shape = _numbers(ids)
         ready = self._ready(out)
         with self._lock:
@@ -188,11 +188,11 @@ class Table:
         return ticket.result(timeout)
 
     def _ready(self, out: Any) -> Any:
-        """An event of what `out` has to wait for."""
+        """An event that `out` has to wait for."""
         if out is None:
             return None
         if not getattr(out, "is_cuda", False):
-            raise errors.RequestError("out must be a tensor of torch's in GPU memory")
+            raise errors.RequestError("out must be a torch tensor in GPU memory")
         import torch
 
         if f"cuda:{out.device.index}" != self.device or not out.is_contiguous():
@@ -236,7 +236,7 @@ class Table:
 
     @property
     def device(self) -> str:
-        """Where rows are gathered to."""
+        """The device that rows are gathered to."""
         return self._rows.device
 
     @property
