@@ -1,7 +1,7 @@
-"""From onehop.Tensor to the tensors of others, without copies.
+"""Converts onehop.Tensor to tensors of other libraries, without copies.
 
-DLPack has a code for nearly every type of model files, but not every library knows every code. Where one does not, it is
-given integers of the same width, and sees them as the type that they are.
+DLPack has a code for nearly every type of model files, but not every library knows every code. Where it does not, it
+imports integers of the same width, and views them as their real type.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CARRIERS: Dict[str, str] = {
     "F8_E8M0": "U8",
 }
 
-#: What torch calls the types that it is given as integers.
+#: What torch calls the types that it imports as integers.
 _TORCH: Dict[str, str] = {
     "BOOL": "bool",
     "U16": "uint16",
@@ -50,20 +50,20 @@ _ML_DTYPES: Dict[str, str] = {
 }
 
 
-def _seen_as(tensor: Tensor, library: Any, types: Dict[str, str], what: str) -> Tuple[Tensor, Any]:
-    """The tensor for a library, and the type that it has to be seen as there."""
+def _viewable(tensor: Tensor, library: Any, types: Dict[str, str], what: str) -> Tuple[Tensor, Any]:
+    """The tensor for a library, and the type to view it as there."""
     if tensor.dtype not in types:
         return tensor, None
     dtype = getattr(library, types[tensor.dtype], None)
     if dtype is None:
         raise RequestError(
-            f"{what} has no {types[tensor.dtype]}, which the tensor {tensor.name!r} is of; load it with framework=None"
+            f"{what} has no {types[tensor.dtype]}, the type of the tensor {tensor.name!r}; load it with framework=None"
         )
     carrier = _CARRIERS.get(tensor.dtype)
     return (tensor if carrier is None else tensor.view_as(carrier)), dtype
 
 
-#: What torch calls the types that it knows by DLPack.
+#: torch's names for types that it imports by DLPack.
 _TORCH_OWN: Dict[str, str] = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
@@ -74,33 +74,33 @@ TORCH_NAMES = ("torch", "pt")
 
 
 def torch_dtype(torch: Any, dtype: str) -> Any:
-    """The type of torch for one of a model file. What torch has no type for are bytes."""
+    """torch's type for one of a model file. Types that torch lacks become bytes."""
     name = _TORCH.get(dtype) or _TORCH_OWN.get(dtype) or "uint8"
     found = getattr(torch, name, None)
     if found is None:
-        raise RequestError(f"this torch has no {name}, which tensors of the model are of; load them with framework=None")
+        raise RequestError(f"this torch has no {name}, the type of tensors of the model; load them with framework=None")
     return found
 
 
 def to_torch(tensor: Tensor) -> Any:
-    """As a torch.Tensor. What torch has no type for (F6, the types of GGML) are bytes: uint8."""
+    """As a torch.Tensor. Types that torch lacks (F6, those of GGML) become bytes: uint8."""
     import torch
 
-    given, dtype = _seen_as(tensor, torch, _TORCH, "this torch")
-    # All bytes are there, so nothing has to be asked about streams: a fifth of the time.
+    given, dtype = _viewable(tensor, torch, _TORCH, "this torch")
+    # All bytes have arrived, so no stream has to wait: a fifth of the time.
     taken = torch.utils.dlpack.from_dlpack(given.capsule())
     if not given.is_contiguous:
-        # As safetensors does it; the copy also lets go of what was read between the elements.
+        # As in safetensors. The copy also frees the bytes read between the elements.
         taken = taken.contiguous()
     return taken if dtype is None else taken.view(dtype)
 
 
 def to_numpy(tensor: Tensor) -> Any:
-    """As a numpy.ndarray. The types of ml_dtypes are of that package, what it does not have either are bytes: uint8."""
+    """As a numpy.ndarray. Types that NumPy lacks are those of ml_dtypes; other types become bytes: uint8."""
     import numpy
 
     if tensor.device != "cpu":
-        raise RequestError(f"NumPy does not reach {tensor.device}: load to the CPU's memory, device='cpu'")
+        raise RequestError(f"NumPy cannot access {tensor.device}: load to device='cpu'")
     given, dtype = tensor, None
     if tensor.dtype in _ML_DTYPES:
         try:
@@ -109,7 +109,7 @@ def to_numpy(tensor: Tensor) -> Any:
             raise RequestError(
                 f"NumPy has no type for the {tensor.dtype} of the tensor {tensor.name!r}: pip install ml_dtypes"
             ) from None
-        given, dtype = _seen_as(tensor, ml_dtypes, _ML_DTYPES, "this ml_dtypes")
+        given, dtype = _viewable(tensor, ml_dtypes, _ML_DTYPES, "this ml_dtypes")
     elif tensor.dtype == "BOOL":
         given, dtype = tensor.view_as("U8"), numpy.bool_
     taken = numpy.from_dlpack(given)
@@ -117,26 +117,26 @@ def to_numpy(tensor: Tensor) -> Any:
 
 
 def _array(self: Tensor, dtype: Any = None, copy: Optional[bool] = None) -> Any:
-    """As numpy.asarray wants it."""
+    """For numpy.asarray."""
     import numpy
 
     if self.device != "cpu":
-        raise TypeError(f"a tensor on {self.device} is no NumPy array: load it to device='cpu'")
+        raise TypeError(f"NumPy cannot access {self.device}: load the tensor to device='cpu'")
     array = to_numpy(self)
     if dtype is not None and array.dtype != dtype:
         if copy is False:
-            raise ValueError(f"{array.dtype} becomes {numpy.dtype(dtype)} by a copy, and copy=False allows none")
+            raise ValueError(f"{array.dtype} to {numpy.dtype(dtype)} needs a copy, and copy=False forbids it")
         return array.astype(dtype)
     return array.copy() if copy else array
 
 
-# Not a native method that calls this: at its end Python ends daemon threads wherever they run Python's code, and the process
-# aborts if native code is on such a thread's stack.
+# Not a native method that calls this: at exit Python ends daemon threads that run Python code, and the process aborts
+# if native code is on such a thread's stack.
 Tensor.__array__ = _array  # type: ignore[method-assign]
 
 
 def to_cupy(tensor: Tensor) -> Any:
-    """As a cupy.ndarray. Types that CuPy does not have are refused by it."""
+    """As a cupy.ndarray. CuPy refuses types that it does not have."""
     import cupy
 
     return cupy.from_dlpack(tensor)
@@ -161,7 +161,7 @@ _BY_NAME: Dict[str, Callable[[Tensor], Any]] = {
 
 
 def converter(framework: Optional[str]) -> Callable[[Tensor], Any]:
-    """What makes tensors of a framework."""
+    """The converter to a framework."""
     if framework is None:
         return lambda tensor: tensor
     if framework not in _BY_NAME:

@@ -1,4 +1,4 @@
-"""What is written in Rust. onehop/__init__.py is what users call."""
+"""The part in Rust. Users call onehop/__init__.py."""
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union, final
 
@@ -19,7 +19,7 @@ __version__: str
 
 @final
 class Tensor:
-    """A tensor in the memory of a GPU, or of the CPU. The memory stays as long as this, or anything made of it, does."""
+    """A tensor in the memory of a GPU, or of the CPU. The memory lives as long as this and all tensors made of it."""
 
     @property
     def name(self) -> str: ...
@@ -83,7 +83,7 @@ class Table:
 
 @final
 class Limit:
-    """The slowest thing on the way: what it is, its speed in 10^9 bytes a second if that is known, and how much of it was reached."""
+    """The slowest part of the route: its name, its speed in 10^9 bytes a second if known, and the fraction reached."""
 
     def __new__(cls, fields: Dict[str, Any], /) -> Limit: ...
     def __reduce__(self) -> Any: ...
@@ -96,7 +96,7 @@ class Limit:
 
 @final
 class WhyNot:
-    """A better route, why it could not be had, and what would change that."""
+    """A better route, why it was not possible, and what would fix that."""
 
     def __new__(cls, fields: Dict[str, Any], /) -> WhyNot: ...
     def __reduce__(self) -> Any: ...
@@ -111,7 +111,7 @@ class WhyNot:
 class GroupOutcome:
     """How the processes of a group loaded together.
 
-    way is "peer" if bytes were passed from GPU to GPU, and "alone" if each process read what it needed: why_alone says why.
+    way is "peer" if bytes were passed from GPU to GPU, and "alone" if each process read what it needed (see why_alone).
     passed_bytes went from this process to others, received_bytes came from them.
     """
 
@@ -132,7 +132,7 @@ class GroupOutcome:
 
 @final
 class Outcome:
-    """How a load went."""
+    """A load's outcome."""
 
     def __new__(cls, fields: Dict[str, Any], /) -> Outcome: ...
     def __reduce__(self) -> Any: ...
@@ -197,7 +197,7 @@ class Outcome:
 
 @final
 class Job:
-    """A load under way."""
+    """A running load."""
 
     def next(self, limit: Optional[float] = None) -> Union[Tensor, int, None]: ...
     def bring(self, at: int, bytes: int, owner: Any) -> None: ...
@@ -214,7 +214,7 @@ class Job:
 
 @final
 class Model:
-    """Model files, open."""
+    """Open model files."""
 
     def __new__(cls, paths: Sequence[str]) -> Model: ...
     @staticmethod

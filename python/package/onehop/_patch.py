@@ -1,4 +1,4 @@
-"""`with onehop.patch():` programs that open safetensors files do it by onehop."""
+"""`with onehop.patch():` makes programs open safetensors files by onehop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import Device, safe_open
 
 
 class _SafeOpen(safe_open):
-    """With the arguments of safetensors' own, of which `backend` says how it would read."""
+    """Takes the arguments of safetensors' own. `backend` selects how that reads."""
 
     def __init__(self, filename: Any, framework: Any = None, device: Device = "cpu", **_: Any) -> None:
         super().__init__(filename, framework, device)
@@ -18,9 +18,9 @@ class _SafeOpen(safe_open):
 
 @contextlib.contextmanager
 def patch() -> Iterator[None]:
-    """Replaces safe_open and load_file of safetensors, in the modules that have bound them too, until it is left.
+    """Replaces safe_open and load_file of safetensors, also in the modules that imported them, within the block.
 
-    What is loaded before or after is not concerned. Other threads are, so do not use two of them at once.
+    It affects all threads, so do not use two of them at once.
     """
     import safetensors
 

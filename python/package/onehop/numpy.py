@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def load_file(
     filename: Paths, *, backend: str = "mmap", **options: Unpack[LoadOptions]
 ) -> Dict[str, "numpy.ndarray[Any, Any]"]:
-    """The tensors of a file, as safetensors.numpy.load_file gives them, and those of BF16 and F8 with ml_dtypes.
+    """The tensors of a file, as from safetensors.numpy.load_file, and BF16 and F8 with ml_dtypes.
 
-    backend is how safetensors reads, and changes nothing here. Takes the options of onehop.load beside.
+    backend is how safetensors reads, and changes nothing here. Also takes the options of onehop.load.
     """
     _check_backend(backend)
     return _load_file(filename, "cpu", framework="numpy", **options)

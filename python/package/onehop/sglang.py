@@ -14,7 +14,7 @@ _CHOICES = ("sglang.srt.arg_groups.choices", "sglang.srt.server_args")
 
 
 def register() -> None:
-    """Makes the load format known, and hooks into what would refuse it."""
+    """Registers the load format, and hooks into SGLang's checks."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     _add_choice()
@@ -34,11 +34,11 @@ def _add_choice() -> None:
             if _FORMAT not in getattr(module, "LOAD_FORMAT_CHOICES", ()):
                 add([_FORMAT])
             return
-    raise errors.OnehopError("SGLang has no list of load formats to add to: onehop does not know this version")
+    raise errors.OnehopError("SGLang has no list of load formats to add to: onehop does not support this version")
 
 
 def _verify_load_format(original: Callable[..., Any], config: Any) -> Any:
-    """A LoadConfig of our format is one of safetensors that says so."""
+    """A LoadConfig of our format becomes a marked safetensors one."""
     if str(config.load_format).lower() == _FORMAT:
         ours, others = _engines.split_options(config.model_loader_extra_config)
         config.onehop = ours
@@ -48,13 +48,13 @@ def _verify_load_format(original: Callable[..., Any], config: Any) -> Any:
 
 
 def _get_model_loader(original: Callable[..., Any], load_config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Where SGLang takes its default loader, and not one of a quantisation, ours takes its place."""
+    """Replaces SGLang's default loader by ours. Loaders for quantisation stay."""
     loader = original(load_config, *args, **kwargs)
     if getattr(load_config, "onehop", None) is None:
         return loader
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
-    # A subclass, which updates of the weights from disk ask for.
+    # A subclass, as updates of weights from disk require.
     return _loader()(load_config) if type(loader) is DefaultModelLoader else loader
 
 
@@ -62,7 +62,7 @@ def _loader() -> type:
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
     class OnehopModelLoader(DefaultModelLoader):  # type: ignore[misc]
-        """SGLang's own loader, whose tensors come by onehop."""
+        """SGLang's own loader, but onehop loads the tensors."""
 
         def _get_weights_iterator(self, source: Any) -> Any:
             module = sys.modules[DefaultModelLoader.__module__]

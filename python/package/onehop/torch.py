@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 def load_file(
     filename: Paths, device: Device = "cpu", *, backend: str = "mmap", **options: Unpack[LoadOptions]
 ) -> Dict[str, "torch.Tensor"]:
-    """The tensors of a file, as safetensors.torch.load_file gives them.
+    """The tensors of a file, as from safetensors.torch.load_file.
 
-    backend is how safetensors reads, and changes nothing here. Takes the options of onehop.load beside.
+    backend is how safetensors reads, and changes nothing here. Also takes the options of onehop.load.
     """
     check_backend(backend)
     return _load_file(filename, _resolved(device), framework="torch", **options)
 
 
 def _resolved(device: Device) -> Device:
-    """`cuda` without a number is the device that torch works on."""
+    """`cuda` without a number is torch's current device."""
     import torch
 
     if isinstance(device, (str, torch.device)) and str(device) == "cuda":
@@ -36,4 +36,4 @@ def _resolved(device: Device) -> Device:
 def check_backend(backend: str) -> None:
     """Refuses what safetensors would."""
     if backend not in ("mmap", "pread"):
-        raise RequestError(f"{backend!r} is no backend of safetensors: mmap and pread are")
+        raise RequestError(f"unknown backend {backend!r}: expected 'mmap' or 'pread'")

@@ -13,11 +13,11 @@ from ._stream import torch_name
 def from_pretrained(
     cls: Any, path: Union[str, "os.PathLike[str]"], *, device: Device = None, dtype: Any = "auto", **options: Any
 ) -> Any:
-    """What `cls.from_pretrained(path)` gives, its weights loaded by onehop and already on the device.
+    """Like `cls.from_pretrained(path)`, with weights that onehop has loaded to the device.
 
     cls: a model's class, or AutoModelForCausalLM and its like. path: a directory on this machine.
     device: as for onehop.load. dtype, options: those of transformers' from_pretrained; `config` may be one of them.
-    Parameters whose types do not change are views of the memory that was loaded.
+    Parameters whose types do not change are views of the loaded memory.
     """
     import torch
     from transformers import AutoConfig
@@ -38,7 +38,7 @@ def from_pretrained(
 
 
 def _concrete(cls: Any, config: Any) -> Any:
-    """The class that an Auto class takes for a configuration."""
+    """The class that an Auto class maps a configuration to."""
     mapping = getattr(cls, "_model_mapping", None)
     if mapping is None:
         return cls
@@ -47,7 +47,7 @@ def _concrete(cls: Any, config: Any) -> Any:
 
 
 def _dtype(dtype: Any, config: Any, tensors: Any) -> Any:
-    """transformers finds the type of "auto" in a file, and here it has none."""
+    """transformers reads the type of "auto" from a file; here it has none."""
     if dtype != "auto":
         return dtype
     named = getattr(config, "dtype", None)
@@ -65,7 +65,7 @@ def _read_generation_config(model: Any, path: str) -> None:
 
 @contextlib.contextmanager
 def _no_warmup() -> Iterator[None]:
-    """transformers reserves the model's size once more for weights that it would load itself."""
+    """Prevents transformers from reserving memory for weights that it would load itself."""
     from transformers import modeling_utils
 
     warmup: Optional[Any] = getattr(modeling_utils, "caching_allocator_warmup", None)

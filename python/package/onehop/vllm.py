@@ -12,7 +12,7 @@ _FORMAT = "onehop"
 
 
 def register() -> None:
-    """Makes the load format known. May be called again."""
+    """Registers the load format. May be called again."""
     from vllm.model_executor import model_loader
 
     if _FORMAT not in getattr(model_loader, "_LOAD_FORMAT_TO_MODEL_LOADER", ()):
@@ -24,11 +24,11 @@ def _loader() -> type:
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
     class OnehopModelLoader(DefaultModelLoader):  # type: ignore[misc]
-        """vLLM's own loader, whose tensors come by onehop."""
+        """vLLM's own loader, but onehop loads the tensors."""
 
         def __init__(self, load_config: Any) -> None:
             self.onehop, others = _engines.split_options(load_config.model_loader_extra_config)
-            # The base refuses formats and keys that it does not know.
+            # The base refuses unknown formats and keys.
             config = copy.copy(load_config)
             config.load_format = "safetensors"
             config.model_loader_extra_config = others
