@@ -1,4 +1,4 @@
-//! From what people write for a device to a GPU.
+//! Parses and opens devices.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use onehop_load::engine::RingCache;
 use crate::dlpack;
 use crate::error::{Error, Result};
 
-/// What was asked for.
+/// A requested device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum DeviceSpec {
     /// GPU 0 where CUDA works, else the CPU's memory.
@@ -31,7 +31,7 @@ impl DeviceSpec {
             _ if is_ordinal(text) || text.contains('.') => Ok(Self::Cuda(text.into())),
             _ => match text.strip_prefix("cuda:") {
                 Some(ordinal) if is_ordinal(ordinal) => Ok(Self::Cuda(ordinal.into())),
-                _ => Err(Error::Asked(format!(
+                _ => Err(Error::Request(format!(
                     "unknown device '{}': expected cuda:0 or 0, a PCI address, or cpu",
                     text.escape_debug()
                 ))),
@@ -39,20 +39,20 @@ impl DeviceSpec {
         }
     }
 
-    /// Where loads to it leave their ring for the next one.
+    /// The cache where loads to it leave their ring.
     pub(crate) fn ring_cache(&self) -> Arc<RingCache> {
-        static SHELVES: Mutex<BTreeMap<String, Arc<RingCache>>> = Mutex::new(BTreeMap::new());
+        static CACHES: Mutex<BTreeMap<String, Arc<RingCache>>> = Mutex::new(BTreeMap::new());
         let name = match self {
             Self::Cpu => "cpu",
             Self::Any => "0",
             Self::Cuda(name) => name,
         };
-        // A process that was forked meanwhile may find the lock taken for ever.
-        let Ok(mut shelves) = SHELVES.try_lock() else { return Arc::default() };
-        shelves.entry(name.into()).or_default().clone()
+        // A process forked meanwhile may find the lock held forever.
+        let Ok(mut caches) = CACHES.try_lock() else { return Arc::default() };
+        caches.entry(name.into()).or_default().clone()
     }
 
-    /// Opens it. CUDA takes a fifth of a second to start, unless somebody in this process has started it.
+    /// Opens it. CUDA takes a fifth of a second to start, unless this process has started it.
     pub(crate) fn open(&self) -> Result<GpuDevice> {
         match self {
             Self::Any => cuda("0", "the first that CUDA shows")
@@ -63,10 +63,10 @@ impl DeviceSpec {
     }
 }
 
-/// A GPU that is open: for CUDA its primary context, the one that torch, CuPy and JAX work in too.
+/// An open GPU: for CUDA its primary context, which torch, CuPy and JAX also use.
 pub(crate) struct GpuDevice {
     pub gpu: Arc<dyn Gpu>,
-    /// The same, if it is one of CUDA's.
+    /// The same, if it is a CUDA GPU.
     pub cuda: Option<CudaGpu>,
     pub why: String,
     pub dlpack: dlpack::DlDevice,

@@ -1,7 +1,7 @@
-//! Tensors for other libraries, without a copy: DLPack capsules, the old ones and those with a version.
+//! Tensors for other libraries, without a copy: DLPack capsules, with and without a version.
 //!
-//! A capsule holds a managed tensor: what the memory is, and a function that whoever took it calls when it is no longer
-//! used, on any thread, with the GIL or without. Ours drops a [`Region`], and with it the arena if it was the last.
+//! A capsule holds a managed tensor: a description of the memory, and a function that the consumer calls after its last
+//! use, on any thread, with the GIL or without. Ours drops a [`Region`], and with the last one the arena.
 #![allow(unsafe_code, reason = "DLPack is a C ABI")]
 
 use std::ffi::{CStr, c_void};
@@ -15,13 +15,13 @@ use pyo3::types::PyCapsule;
 
 use crate::pool::Lease;
 
-/// The version of what is described here.
+/// The version of these structures.
 pub(crate) const VERSION: (u32, u32) = (1, 1);
 
 /// The producer made a copy for this consumer alone.
 const IS_COPIED: u64 = 1 << 1;
 
-/// What kind of memory, and which of its kind: DLDevice.
+/// DLDevice: a kind of memory, and its number.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct DlDevice {
@@ -63,7 +63,7 @@ struct DlTensor {
     byte_offset: u64,
 }
 
-// SAFETY: a type and no call. Consumers call it once, with the pointer that they were given.
+// SAFETY: a type and no call. Consumers call it once, with the pointer from the capsule.
 type Deleter<M> = unsafe extern "C" fn(*mut M);
 
 /// DLManagedTensor.
@@ -84,7 +84,7 @@ struct Versioned {
     tensor: DlTensor,
 }
 
-/// What a capsule is made of.
+/// The contents of a capsule.
 pub(crate) struct Export {
     /// Kept until the consumer is done.
     pub memory: Region,
@@ -99,7 +99,7 @@ pub(crate) struct Export {
     pub copied: bool,
 }
 
-/// A managed tensor and what it points to. It is what consumers have a pointer to, so it comes first.
+/// A managed tensor and what it points to. Consumers point to the managed tensor, so it comes first.
 #[repr(C)]
 struct ManagedTensor<M> {
     managed: M,
@@ -110,7 +110,7 @@ struct ManagedTensor<M> {
 }
 
 trait CapsuleLayout: Sized {
-    /// What the capsule is called until somebody has taken the tensor out of it.
+    /// The capsule's name until a consumer has taken the tensor.
     const NAME: &CStr;
     fn new(tensor: DlTensor, flags: u64, minor: u32) -> Self;
     fn tensor(&mut self) -> &mut DlTensor;
@@ -150,7 +150,7 @@ impl CapsuleLayout for Versioned {
     }
 }
 
-/// A capsule for a consumer that knows this version of DLPack, or only the time before there were any.
+/// A capsule for a consumer that supports this version of DLPack, or only unversioned capsules.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
     export: Export,
@@ -177,20 +177,20 @@ fn wrap<M: CapsuleLayout>(py: Python<'_>, export: Export, minor: u32) -> PyResul
         byte_offset: 0,
     };
     let managed = M::new(tensor, if copied { IS_COPIED } else { 0 }, minor);
-    let held =
+    let boxed =
         Box::into_raw(Box::new(ManagedTensor { managed, shape, strides, _memory: memory, _lease: lease }));
-    // SAFETY: the box is this function's alone until the capsule has it.
-    let tensor = unsafe { (*held).managed.tensor() };
-    // SAFETY: as above; the vectors are not touched any more, so that their elements stay where they are.
-    (tensor.shape, tensor.strides) = unsafe { ((*held).shape.as_mut_ptr(), (*held).strides.as_mut_ptr()) };
+    // SAFETY: only this function has the box until the capsule does.
+    let tensor = unsafe { (*boxed).managed.tensor() };
+    // SAFETY: as above; the vectors are not touched again, so their elements stay in place.
+    (tensor.shape, tensor.strides) = unsafe { ((*boxed).shape.as_mut_ptr(), (*boxed).strides.as_mut_ptr()) };
     // SAFETY: a box is never null.
-    let pointer = unsafe { NonNull::new_unchecked(held.cast::<c_void>()) };
-    // SAFETY: the pointer is valid until the deleter was called, which the destructor does if no consumer has taken it.
+    let pointer = unsafe { NonNull::new_unchecked(boxed.cast::<c_void>()) };
+    // SAFETY: the pointer is valid until the deleter is called, which the destructor does if no consumer took it.
     let capsule =
         unsafe { PyCapsule::new_with_pointer_and_destructor(py, pointer, M::NAME, Some(destroy::<M>)) };
     if capsule.is_err() {
-        // SAFETY: there is no capsule, so nobody else has the pointer.
-        unsafe { delete::<M>(held.cast()) };
+        // SAFETY: there is no capsule, so only this has the pointer.
+        unsafe { delete::<M>(boxed.cast()) };
     }
     capsule
 }
@@ -198,18 +198,18 @@ fn wrap<M: CapsuleLayout>(py: Python<'_>, export: Export, minor: u32) -> PyResul
 /// Called by consumers, once.
 ///
 /// # Safety
-/// `managed` came out of [`wrap`], and is not used any more.
-// SAFETY: a Deleter, which only wrap gives away.
+/// `managed` came from [`wrap`], and is no longer used.
+// SAFETY: a Deleter, which only wrap exports.
 unsafe extern "C" fn delete<M: CapsuleLayout>(managed: *mut M) {
-    // SAFETY: the managed tensor is the first field of the ManagedTensor that wrap has boxed.
+    // SAFETY: the managed tensor is the first field of the ManagedTensor that wrap boxed.
     drop(unsafe { Box::from_raw(managed.cast::<ManagedTensor<M>>()) });
 }
 
-/// Called by Python when the capsule goes. Whoever takes the tensor out of it gives it another name.
+/// Called by Python when the capsule is freed. A consumer that took the tensor has renamed it.
 ///
 /// # Safety
 /// `capsule` is one of [`wrap`]'s, and this thread has the GIL.
-// SAFETY: a destructor, which only wrap gives away.
+// SAFETY: a destructor, which only wrap exports.
 unsafe extern "C" fn destroy<M: CapsuleLayout>(capsule: *mut ffi::PyObject) {
     // SAFETY: the capsule lives for as long as its destructor runs.
     if unsafe { ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) } == 0 {
@@ -219,7 +219,7 @@ unsafe extern "C" fn destroy<M: CapsuleLayout>(capsule: *mut ffi::PyObject) {
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()) }.cast::<M>();
     // SAFETY: as above.
     if let Some(deleter) = unsafe { (*managed).deleter() } {
-        // SAFETY: nobody has taken it, so this is the one call.
+        // SAFETY: no consumer took it, so this is the one call.
         unsafe { deleter(managed) };
     }
 }

@@ -1,4 +1,4 @@
-//! A model on a drive that onehop drives by itself: `drive=` of `onehop.load`.
+//! A model on a drive that onehop drives itself: `drive=` of `onehop.load`.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 use crate::error::{Error, Result};
 use crate::job::SIGNAL_POLL_INTERVAL;
 
-/// Which drive, and where on it the model is.
+/// A drive, and the place of the model on it.
 pub(crate) struct DriveRequest {
     pub drive: String,
     pub paths: Vec<PathBuf>,
@@ -26,25 +26,25 @@ pub(crate) struct DriveRequest {
     pub nsid: u32,
 }
 
-/// A drive that was brought up, and the model on it.
+/// An open drive, and the model on it.
 pub(crate) struct OpenDrive {
     drive: Drive,
     nsid: u32,
     pub on_drive: ModelOnDrive,
-    /// What the drive's user has to know of it.
+    /// Warnings for the drive's user.
     pub warnings: Vec<String>,
 }
 
 impl OpenDrive {
-    /// Opens it, while Python hears Ctrl-C. Where that comes, the drive is closed as soon as it has answered.
+    /// Opens it, while Python handles Ctrl-C. After that, the drive is closed as soon as it has answered.
     pub(crate) fn open(py: Python<'_>, wanted: DriveRequest) -> PyResult<Self> {
         let (sender, opened) = channel();
         let opened = Mutex::new(opened);
         let thread = std::thread::Builder::new().name("onehop open".into());
         // The waiting thread may have gone.
         let stop = StopSignal::default();
-        let asked = stop.clone();
-        let open = move || drop(sender.send(Self::bring_up(&wanted, &asked)));
+        let thread_stop = stop.clone();
+        let open = move || drop(sender.send(Self::open_now(&wanted, &thread_stop)));
         thread.spawn(open).map_err(|error| PyErr::from(Error::Thread(error)))?;
         loop {
             py.check_signals().inspect_err(|_| stop.set())?;
@@ -58,10 +58,10 @@ impl OpenDrive {
         }
     }
 
-    fn bring_up(wanted: &DriveRequest, stop: &StopSignal) -> Result<Self> {
+    fn open_now(wanted: &DriveRequest, stop: &StopSignal) -> Result<Self> {
         let opening = |error| Error::OpenDrive(Box::new(error));
         let partition = wanted.partition.as_deref().map(volume::parse_partition).transpose();
-        let partition = partition.map_err(|why| Error::Asked(format!("partition: {why}")))?;
+        let partition = partition.map_err(|why| Error::Request(format!("partition: {why}")))?;
         let found = controllers::find(&wanted.drive, stop).map_err(opening)?;
         let options = Options { stop: stop.clone(), ..RouteOptions::default().drive_options(false) };
         let drive = Drive::open(found.backend, options).map_err(|error| opening(error.into()))?;
@@ -74,7 +74,7 @@ impl OpenDrive {
         Ok(Self { nsid: wanted.nsid, on_drive, warnings: found.warnings, drive })
     }
 
-    /// The plan of what is selected, whose tensors lie at multiples of `small` at least.
+    /// The plan of a selection. Tensors are aligned to `small` or more.
     pub(crate) fn plan(&self, selection: &Selection, small: u64) -> Result<Plan> {
         let ns = self.drive.namespace(self.nsid).map_err(onehop_transfer::Error::from)?;
         Ok(self.on_drive.plan(selection, plan::PlanOptions { small, ..plan_options(ns) })?)

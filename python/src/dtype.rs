@@ -1,4 +1,4 @@
-//! How the types of model files are given to other libraries.
+//! The DLPack types of the types of model files.
 
 use onehop_load::{Dtype, TensorInfo};
 
@@ -17,7 +17,7 @@ const F8_E5M2: u8 = 12;
 const F8_E5M2FNUZ: u8 = 13;
 const F8_E8M0: u8 = 14;
 
-/// The type of DLPack; for elements that share bytes, that of their bytes.
+/// The DLPack type; for elements that share bytes, that of their bytes.
 pub(crate) fn data_type(dtype: Dtype) -> DataType {
     let (code, bits) = match dtype {
         Dtype::Bool => (BOOL, 8),
@@ -48,9 +48,9 @@ pub(crate) fn is_packed(dtype: Dtype) -> bool {
     dtype.block().0 > 1
 }
 
-/// The tensor as it is given away: one of packed elements as bytes, those of a row in its last dimension. Where rows do
-/// not end at whole bytes it has one dimension.
-pub(crate) fn carried(tensor: &TensorInfo) -> TensorInfo {
+/// The tensor as it is exported: packed elements become bytes, with those of a row in the last dimension. If rows do
+/// not end at whole bytes, it has one dimension.
+pub(crate) fn exported(tensor: &TensorInfo) -> TensorInfo {
     if !is_packed(tensor.dtype) {
         return tensor.clone();
     }

@@ -1,4 +1,4 @@
-//! Errors, and the Python exceptions that they become: those of `onehop/errors.py`.
+//! Errors, and their Python exceptions in `onehop/errors.py`.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -10,31 +10,31 @@ use onehop_transfer::{Error as Transfer, ErrorKind};
 
 use crate::outcome::WhyNot;
 
-/// The result of this module's calls.
+/// The result type of this module.
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
-/// Why something was not done.
+/// The errors of this module.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// What was asked for makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
-    Asked(String),
+    Request(String),
     /// No such tensor.
     #[error("the model has no tensor {0:?}")]
     NoTensor(String),
-    /// A route that no file can take.
+    /// A route that files cannot take.
     #[error("the route {route} is not possible: {why}")]
     Route { route: String, why: &'static str },
     /// Not enough memory.
     #[error(
-        "the tensors need {needed} bytes of GPU memory, and {free} are free: {missing} are missing. Load a part of them \
-         (names, dtypes, rank), or end what else uses the GPU"
+        "the tensors need {needed} bytes of GPU memory, and {free} are free: {missing} are missing. Load fewer of them \
+         (names, dtypes, rank), or end other programs on the GPU"
     )]
     Fit { needed: u64, free: u64, missing: u64 },
-    /// Memory and file are not the same.
+    /// Memory and file differ.
     #[error("GPU memory and file differ from byte {at} of the arena on, in {tensor}")]
     Differs { at: u64, tensor: String },
-    /// Model files, plans, and their way to the GPU.
+    /// Model files, plans, and loads to the GPU.
     #[error(transparent)]
     Load(#[from] Load),
     /// A drive cannot be opened.
@@ -49,15 +49,15 @@ pub(crate) enum Error {
     /// Rows of a table.
     #[error(transparent)]
     Rows(#[from] GatherError),
-    /// The thread that loads did not say how it ended.
-    #[error("the thread that loads ended early; this is a defect of onehop")]
+    /// The loading thread ended without a result.
+    #[error("the loading thread ended early; this is a defect of onehop")]
     Lost,
-    /// The system did not start a thread.
-    #[error("a thread to load with could not be started: {0}")]
+    /// A thread could not be started.
+    #[error("the loading thread could not be started: {0}")]
     Thread(std::io::Error),
 }
 
-/// The exception's class, and the error of the system and the file behind it if there are such.
+/// The exception's class, and if there are any, the system error and the file behind it.
 struct ExceptionKind<'a> {
     class: &'static str,
     system: Option<(&'a std::io::Error, &'a str)>,
@@ -72,7 +72,7 @@ impl ExceptionKind<'_> {
 impl Error {
     fn kind(&self) -> ExceptionKind<'_> {
         match self {
-            Self::Asked(_) => ExceptionKind::of("RequestError"),
+            Self::Request(_) => ExceptionKind::of("RequestError"),
             Self::NoTensor(_) => ExceptionKind::of("UnknownTensorError"),
             Self::Route { .. } => ExceptionKind::of("RouteError"),
             Self::Fit { .. } => ExceptionKind::of("OutOfGpuMemoryError"),
@@ -153,7 +153,7 @@ fn load_kind(error: &Load) -> ExceptionKind<'_> {
     }
 }
 
-/// Host memory that runs out is no failure of the device.
+/// Running out of host memory is not a device failure.
 fn gpu_kind(error: &onehop_gpu::Error) -> ExceptionKind<'_> {
     ExceptionKind::of(match error {
         onehop_gpu::Error::Memory(_) if error.is_no_room() => "OutOfMemoryError",
@@ -222,7 +222,7 @@ fn raise(py: Python<'_>, error: &Error, text: String) -> PyResult<PyErr> {
     let kind = error.kind();
     let class = py.import("onehop.errors")?.getattr(kind.class)?;
     let class = class.cast::<PyType>().map_err(|_| PyRuntimeError::new_err(text.clone()))?.clone();
-    // Those of the system have their number and their file as attributes, as users of OSError expect.
+    // System errors have their number and file as attributes, as users of OSError expect.
     let number = kind.system.and_then(|(error, file)| Some((error.raw_os_error()?, file.to_owned())));
     let raised = match number {
         Some((number, file)) => {
@@ -231,7 +231,7 @@ fn raise(py: Python<'_>, error: &Error, text: String) -> PyResult<PyErr> {
         }
         None => PyErr::from_type(class, text),
     };
-    // Each route that was tried, for programs.
+    // The routes that were tried, for programs.
     if let Error::Transfer(error) = error
         && let Transfer::NoRoute(tried) = &**error
     {

@@ -1,4 +1,4 @@
-//! Rows of files into GPU memory that stays allocated for as long as the GPU writes to it.
+//! Gathers rows of files into GPU memory that lives as long as the GPU writes to it.
 #![allow(unsafe_code, reason = "a copy to any address of a GPU needs a promise about the memory there")]
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use onehop_load::engine::calls::{CallEngine, CallError, Destination, GatherError
 use crate::device::{self, GpuDevice};
 use crate::error::{Error, Result};
 
-/// What all tables of a process share: the engine, and each GPU's place in it.
+/// The engine that all tables of a process share, and each GPU's place in it.
 struct Shared {
     process: u32,
     engine: CallEngine,
@@ -22,20 +22,20 @@ struct Shared {
 }
 
 static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
-/// The process that holds the lock; 0 if none does. At a fork another thread may hold it, which the child does not have.
+/// The process that holds the lock, or 0. At a fork another thread may hold it, which the child does not have.
 static HOLDER: AtomicU32 = AtomicU32::new(0);
 /// How long to wait for that thread: it opens a GPU.
-const PATIENCE: Duration = Duration::from_secs(60);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 
-struct Held(MutexGuard<'static, Option<Shared>>);
+struct SharedGuard(MutexGuard<'static, Option<Shared>>);
 
-impl Drop for Held {
+impl Drop for SharedGuard {
     fn drop(&mut self) {
         HOLDER.store(0, Ordering::Release);
     }
 }
 
-fn hold() -> Result<Held> {
+fn lock() -> Result<SharedGuard> {
     let (begun, process) = (Instant::now(), std::process::id());
     loop {
         let guard = match SHARED.try_lock() {
@@ -43,16 +43,16 @@ fn hold() -> Result<Held> {
             Err(TryLockError::Poisoned(broken)) => broken.into_inner(),
             Err(TryLockError::WouldBlock) => {
                 let holder = HOLDER.load(Ordering::Acquire);
-                if holder != 0 && holder != process || begun.elapsed() > PATIENCE {
-                    let why = "another thread was opening a table when this process forked: open tables before threads do";
-                    return Err(Error::Asked(why.into()));
+                if holder != 0 && holder != process || begun.elapsed() > OPEN_TIMEOUT {
+                    let why = "another thread was opening a table when this process forked: fork after all are open";
+                    return Err(Error::Request(why.into()));
                 }
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             }
         };
         HOLDER.store(process, Ordering::Release);
-        return Ok(Held(guard));
+        return Ok(SharedGuard(guard));
     }
 }
 
@@ -65,14 +65,14 @@ pub(crate) struct Gatherer {
 
 impl Gatherer {
     pub(crate) fn new(device: GpuDevice) -> Result<Self> {
-        let mut held = hold()?;
+        let mut guard = lock()?;
         let process = std::process::id();
-        if held.0.as_ref().is_none_or(|shared| shared.process != process) {
+        if guard.0.as_ref().is_none_or(|shared| shared.process != process) {
             let new = Shared { process, engine: CallEngine::new()?, gpus: BTreeMap::new(), cpu: None };
-            // The parent's is never dropped: its threads are not here.
-            std::mem::forget(held.0.replace(new));
+            // The parent's is never dropped: this process lacks its threads.
+            std::mem::forget(guard.0.replace(new));
         }
-        let Some(shared) = held.0.as_mut() else { return Err(Error::Lost) };
+        let Some(shared) = guard.0.as_mut() else { return Err(Error::Lost) };
         let engine = shared.engine.clone();
         let Some(cuda) = &device.cuda else {
             let (emulated, target) = match shared.cpu.take() {
@@ -91,15 +91,15 @@ impl Gatherer {
         let target = match known {
             Some((_, target)) => target.clone(),
             None => {
-                // SAFETY: the only use of this is `gather`, which holds the memory that is written until the call has returned, and
-                // for ever after an error that may leave the GPU writing to it.
+                // SAFETY: only `gather` uses this. It keeps the written memory until the call returns, and forever
+                // after an error that may leave the GPU writing to it.
                 let all = unsafe { cuda.all_memory() }?;
                 let target = engine.add_gpu(cuda, all)?;
                 shared.gpus.insert(ordinal, (cuda.clone(), target.clone()));
                 target
             }
         };
-        drop(held);
+        drop(guard);
         Ok(Self { engine, target, device })
     }
 
@@ -107,7 +107,7 @@ impl Gatherer {
         &self.device
     }
 
-    /// New memory for as many bytes, which must be written before they are read.
+    /// New memory of this size, which must be written before it is read.
     pub(crate) fn alloc(&self, bytes: usize) -> Result<Region> {
         Ok(self.device.gpu.arena_to_fill(bytes.max(1), &[])?)
     }
@@ -116,7 +116,7 @@ impl Gatherer {
     pub(crate) fn gather(&self, rows: &Arc<RowFile>, ids: Vec<u64>, to: Region) -> Result<Region> {
         let need = ids.len().saturating_mul(rows.layout().bytes);
         if to.len() < need {
-            return Err(Error::Asked(format!("{need} bytes of rows do not fit into {} bytes", to.len())));
+            return Err(Error::Request(format!("{need} bytes of rows do not fit into {} bytes", to.len())));
         }
         let there = Destination { target: self.target.clone(), at: to.addr().0 as usize, is_there: None };
         match self.engine.gather(rows, ids, there) {

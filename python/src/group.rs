@@ -1,11 +1,11 @@
-//! What concerns the other processes of a group before a load has begun.
+//! Messages to a group before a load has begun.
 
 use onehop_load::group::Group;
 use pyo3::prelude::*;
 
 use crate::error::Result;
 
-/// Tells the other processes of a group that this one does not load with them.
+/// Notifies the other processes of a group that this one does not load.
 #[pyfunction]
 pub(crate) fn decline_group(name: &str, rank: usize, size: usize, why: &str) -> Result<()> {
     Group::new(name, rank, size)?.decline(why);

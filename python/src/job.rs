@@ -1,5 +1,5 @@
-//! `onehop._native.Job`: a load under way. A thread of its own does it, so that Python goes on, and Ctrl-C is answered at
-//! once, whatever the disk or the GPU do.
+//! `onehop._native.Job`: a running load. It has its own thread, so that Python continues and handles Ctrl-C at once,
+//! even if the disk or GPU hangs.
 
 mod placed;
 mod task;
@@ -21,7 +21,7 @@ use pyo3::prelude::*;
 use crate::device::DeviceSpec;
 use crate::drive::OpenDrive;
 use crate::error::{Error, Result};
-use crate::lent::Brought;
+use crate::lent::BorrowedMemory;
 use crate::model::Dim;
 use crate::outcome::Outcome;
 use crate::pool::Pool;
@@ -29,16 +29,16 @@ use crate::tensor::Tensor;
 use crate::views::TensorSeries;
 use task::LoadTask;
 
-/// How long Python is not asked whether somebody pressed Ctrl-C.
+/// How often Python is polled for Ctrl-C.
 pub(crate) const SIGNAL_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a load that is cancelled is waited for: its memory is given back then, in all likelihood.
-const END: Duration = Duration::from_secs(1);
+/// How long to wait for a cancelled load, after which its memory is usually free.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Poll interval for the memory of a bounded stream while Python waits.
 const POOL_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What is to be loaded, and how.
+/// What to load, and how.
 pub(crate) struct LoadRequest {
     pub model: Arc<Model>,
     pub device: DeviceSpec,
@@ -52,29 +52,29 @@ pub(crate) struct LoadRequest {
     pub group: Option<(Group, Vec<String>)>,
 }
 
-/// What the tensors lie in.
+/// The memory of tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TensorMemory {
-    /// An arena of ours. Each tensor is handed out as it arrives.
+    /// Our own arena. Each tensor is handed out as it arrives.
     Own,
     /// An arena that Python allocates, if it is a GPU's. No tensor is handed out: Python makes views of the arena.
     Arena,
-    /// So many bytes, used again as tensors die; on a GPU they are Python's.
+    /// This many bytes, reused as tensors are freed; Python's on a GPU.
     Bounded(u64),
 }
 
-/// Where the bytes come from, and how.
+/// The source of the bytes, and its options.
 pub(crate) enum LoadOrigin {
-    /// Files of this machine.
+    /// Local files.
     Files(engine::Options),
-    /// A drive that onehop drives by itself.
+    /// A drive that onehop drives itself.
     Drive(Arc<OpenDrive>, onehop_transfer::RouteOptions),
 }
 
-/// What of the model.
+/// Which tensors.
 pub(crate) enum LoadScope {
     Selection(Selection),
-    /// A part of one tensor, and how it is looked at.
+    /// A part of one tensor, and its view.
     Part {
         tensor: Entry,
         part: Part,
@@ -82,14 +82,14 @@ pub(crate) enum LoadScope {
     },
 }
 
-/// The elements of a part that are given away.
+/// The elements of a part that are exported.
 pub(crate) struct PartView {
     pub dims: Vec<Dim>,
 }
 
 enum LoadEvent {
     Tensor(Box<Tensor>),
-    /// The arena, if it is the CPU's; in its place so many bytes that Python has to bring.
+    /// The arena, if it is the CPU's. Otherwise `Wanted` bytes, which Python has to bring.
     Arena(Box<Tensor>),
     Wanted(usize),
     Done(Result<Box<Outcome>>),
@@ -104,7 +104,7 @@ struct JobShared {
     total: AtomicU64,
     /// The layout of an arena that Python makes views of, until it has them.
     layout: Mutex<Option<Vec<TensorSeries>>>,
-    /// The memory of a stream that is bounded, and the GPU if it is one's.
+    /// The memory of a bounded stream, and its GPU if it has one.
     pool: OnceLock<(Arc<Pool>, Option<CudaGpu>)>,
 }
 
@@ -121,7 +121,7 @@ impl JobShared {
     }
 }
 
-/// A drive's load counts whole blocks, of which there may be more than bytes of tensors, or fewer.
+/// A drive's load counts whole blocks, which may be more or fewer bytes than the tensors.
 impl Progress for JobShared {
     fn moved(&self, bytes: u64) {
         let most = self.total.load(Ordering::Acquire);
@@ -134,15 +134,15 @@ impl Progress for JobShared {
     }
 }
 
-/// A load under way. Dropping it ends it.
+/// A running load. Dropping it ends it.
 #[pyclass(frozen, module = "onehop")]
 pub(crate) struct Job {
-    /// None once it was dropped in a forked child.
+    /// None once dropped in a forked child.
     events: Mutex<Option<Receiver<LoadEvent>>>,
-    bring: Mutex<Option<Sender<Brought>>>,
+    bring: Mutex<Option<Sender<BorrowedMemory>>>,
     process: u32,
     shared: Arc<JobShared>,
-    /// Whether there is nothing more to come: it was said how the load ended.
+    /// Whether nothing more will come: the end was received.
     over: AtomicBool,
     outcome: Mutex<Option<Outcome>>,
 }
@@ -165,13 +165,13 @@ impl Job {
         })
     }
 
-    /// Whether this is a child of the process that began the load. The thread that loads is not there, and whatever it or
-    /// another thread had locked when the process forked stays locked.
+    /// Whether this is a child of the process that began the load. It lacks the loading thread, and what other threads
+    /// had locked at the fork stays locked.
     fn is_forked(&self) -> bool {
         std::process::id() != self.process
     }
 
-    /// What comes next. Whoever takes the end says so before another can look.
+    /// The next event. The end is marked before another thread can check.
     fn receive(&self, limit: Duration) -> std::result::Result<LoadEvent, RecvTimeoutError> {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let event = events.as_ref().ok_or(RecvTimeoutError::Disconnected)?.recv_timeout(limit);
@@ -181,14 +181,13 @@ impl Job {
         event
     }
 
-    /// The next event; none at the end, or when the time is over.
+    /// The next event; none at the end, or after the limit.
     fn wait(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<Waited> {
         let begun = Instant::now();
         let poll = if self.shared.pool.get().is_some() { POOL_POLL_INTERVAL } else { SIGNAL_POLL_INTERVAL };
         if self.is_forked() {
-            let why =
-                "this load was begun before a fork, by the parent, which goes on with it: load in the child";
-            return Err(Error::Asked(why.into()).into());
+            let why = "this load was started before a fork and belongs to the parent: start one in the child";
+            return Err(Error::Request(why.into()).into());
         }
         loop {
             py.check_signals().inspect_err(|_| self.cancel(py))?;
@@ -201,7 +200,7 @@ impl Job {
             let stuck = self.is_stuck();
             match py.detach(|| self.receive(poll.min(limit.unwrap_or(poll)))) {
                 Ok(event) => return Ok(Waited::Event(event)),
-                // Whatever had been handed out when it was asked would have come.
+                // Anything handed out before that check would have arrived.
                 Err(RecvTimeoutError::Timeout) if stuck.is_some() && self.is_stuck() == stuck => {
                     if let Some(bytes) = self.grow(stuck.unwrap_or_default())? {
                         return Ok(Waited::Event(LoadEvent::Wanted(bytes)));
@@ -211,7 +210,7 @@ impl Job {
                     return Ok(Waited::Nothing);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                // Another thread of Python may have been told of the end.
+                // Another Python thread may have received the end.
                 Err(RecvTimeoutError::Disconnected) if self.over.load(Ordering::Acquire) => {
                     return Ok(Waited::Over);
                 }
@@ -221,7 +220,7 @@ impl Job {
     }
 }
 
-/// What came of waiting.
+/// The result of a wait.
 enum Waited {
     Event(LoadEvent),
     Over,
@@ -238,7 +237,7 @@ pub(crate) enum JobStep {
 }
 
 impl Job {
-    /// The memory of a bounded stream; none in a forked child, where another thread may have had it locked at the fork.
+    /// The memory of a bounded stream; none in a forked child, as another thread may have held its lock at the fork.
     fn pool(&self) -> Option<&Pool> {
         self.shared.pool.get().filter(|_| !self.is_forked()).map(|(pool, _)| &**pool)
     }
@@ -247,7 +246,7 @@ impl Job {
         self.shared.pool.get().and_then(|(pool, _)| pool.is_stuck())
     }
 
-    /// Lets a stream that is stuck have more memory; gives the bytes that Python has to bring for that.
+    /// Gives a stuck stream more memory; returns the bytes that Python has to bring for that.
     fn grow(&self, bytes: usize) -> Result<Option<usize>> {
         let Some((pool, _)) = self.shared.pool.get() else { return Ok(None) };
         Ok(if pool.grow(bytes)? { None } else { Some(bytes) })
@@ -256,8 +255,8 @@ impl Job {
 
 #[pymethods]
 impl Job {
-    /// The next tensor whose bytes are all there; None when there are no more; a number of bytes that `bring` has to be
-    /// called with; and False when none of these came in so many seconds.
+    /// The next tensor whose bytes have all arrived; None at the end; a number of bytes to call `bring` with; or False
+    /// if none of these came within `limit` seconds.
     #[pyo3(signature = (limit=None))]
     fn next(&self, py: Python<'_>, limit: Option<f64>) -> PyResult<JobStep> {
         let limit = limit.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
@@ -275,29 +274,29 @@ impl Job {
         })
     }
 
-    /// Gives the load GPU memory: `bytes` bytes at `at`, those of the tensor `owner`, which keeps them allocated. Nothing else uses
-    /// them.
+    /// Gives the load GPU memory: `bytes` bytes at `at`, in the tensor `owner`, which keeps them allocated. Nothing
+    /// else uses them.
     fn bring(&self, py: Python<'_>, at: u64, bytes: usize, owner: &Bound<'_, PyAny>) -> PyResult<()> {
-        let brought = Brought::of_tensor(at, bytes, owner)?;
+        let brought = BorrowedMemory::of_tensor(at, bytes, owner)?;
         if let Some((pool, Some(gpu))) = self.shared.pool.get() {
-            // The driver may have its calls wait for those of other threads, which may wait for the interpreter.
+            // The driver may wait for calls of other threads, which may wait for the interpreter.
             let region = py.detach(|| brought.into_region(gpu))?;
             pool.add(region);
             return Ok(());
         }
         let bring = self.bring.lock().unwrap_or_else(PoisonError::into_inner);
-        // Where the load is over, what next() says tells why.
+        // If the load is over, next() reports why.
         bring.as_ref().map(|bring| bring.send(brought));
         Ok(())
     }
 
-    /// How the tensors of an arena lie in it. To be asked once the arena is there.
+    /// The layout of tensors in the arena. Call it once, after the arena exists.
     fn layout(&self) -> Result<Vec<TensorSeries>> {
         let layout = self.shared.layout.lock().unwrap_or_else(PoisonError::into_inner).take();
         layout.ok_or(Error::Lost)
     }
 
-    /// Of memory whose tensors have died, a name for the fence behind which it is used again; None where there is none.
+    /// The number of the fence after which memory of freed tensors is reused; None if there is none.
     fn dead(&self) -> Option<u64> {
         self.pool()?.dead()
     }
@@ -315,20 +314,20 @@ impl Job {
         self.pool().map_or(0, Pool::grown)
     }
 
-    /// How the load went, once it is over.
+    /// The load's outcome, once it is over.
     #[getter]
     fn outcome(&self) -> Option<Outcome> {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Bytes of tensors that have arrived so far, and all that are to come.
+    /// Bytes of tensors that have arrived so far, and their total.
     #[getter]
     fn progress(&self) -> (u64, u64) {
         (self.shared.bytes.load(Ordering::Acquire), self.shared.total.load(Ordering::Acquire))
     }
 
-    /// Has the load end as soon as what is under way allows, and waits a second for that. What the disk or the GPU never
-    /// answer goes on alone.
+    /// Ends the load as soon as pending operations allow, and waits up to a second. Operations that the disk or GPU
+    /// never ends are left.
     fn cancel(&self, py: Python<'_>) {
         if self.over.load(Ordering::Acquire) || self.is_forked() {
             return;
@@ -336,7 +335,7 @@ impl Job {
         self.shared.stop();
         py.detach(|| {
             let start = Instant::now();
-            while start.elapsed() < END
+            while start.elapsed() < CANCEL_TIMEOUT
                 && !matches!(self.receive(SIGNAL_POLL_INTERVAL), Err(RecvTimeoutError::Disconnected))
             {
             }
@@ -347,7 +346,7 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         if self.is_forked() {
-            // Dropping it might wait for a thread that was sending when the process forked.
+            // Dropping it might wait for a thread that was sending at the fork.
             std::mem::forget(self.events.get_mut().unwrap_or_else(PoisonError::into_inner).take());
             std::mem::forget(self.bring.get_mut().unwrap_or_else(PoisonError::into_inner).take());
             return;

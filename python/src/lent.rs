@@ -1,4 +1,4 @@
-//! GPU memory that Python has allocated: torch's, which it counts and shares with other processes as its own.
+//! GPU memory borrowed from Python: torch allocates it, counts it and can share it with other processes.
 #![allow(unsafe_code, reason = "how long the memory lives only Python knows")]
 
 use onehop_gpu::Region;
@@ -8,36 +8,36 @@ use pyo3::prelude::*;
 
 use crate::error::{Error, Result};
 
-/// Memory as Python brings it: where it is, how long, and the tensor that keeps it allocated.
-pub(crate) struct Brought {
+/// Memory from Python: its address, its length, and the tensor that keeps it allocated.
+pub(crate) struct BorrowedMemory {
     at: u64,
     bytes: usize,
     owner: Py<PyAny>,
 }
 
-impl Brought {
-    /// `bytes` bytes at `at`, which are those of a tensor of torch's.
+impl BorrowedMemory {
+    /// `bytes` bytes at `at`, in a torch tensor.
     ///
     /// # Errors
     /// When the tensor begins elsewhere, or is shorter.
     pub(crate) fn of_tensor(at: u64, bytes: usize, owner: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let ask = |name: &str| -> PyResult<u64> { owner.call_method0(name)?.extract() };
-        let (start, len) = (ask("data_ptr")?, ask("numel")?.saturating_mul(ask("element_size")?));
+        let call = |name: &str| -> PyResult<u64> { owner.call_method0(name)?.extract() };
+        let (start, len) = (call("data_ptr")?, call("numel")?.saturating_mul(call("element_size")?));
         if start != at || bytes as u64 > len {
             let why =
                 format!("{bytes} bytes at {at:#x} are not those of a tensor of {len} bytes at {start:#x}");
-            return Err(Error::Asked(why).into());
+            return Err(Error::Request(why).into());
         }
         Ok(Self { at, bytes, owner: owner.clone().unbind() })
     }
 
-    /// The same as a region. The object is dropped when nothing uses the region any more, the GPU included.
+    /// The same as a region. The object is dropped when nothing, including the GPU, uses the region.
     pub(crate) fn into_region(self, gpu: &CudaGpu) -> Result<Region> {
         let Self { at, bytes, owner } = self;
-        // SAFETY: the memory is that of a tensor, as `of_tensor` has asked it, which keeps it allocated until it is dropped; `borrow`
-        // refuses what is not within one allocation of this GPU. Nobody can check what Python says of itself: the package's own
-        // `TorchMemory` alone calls this, with a tensor that it has just made. A program that has torch free the memory of a tensor
-        // that lives (`resize_` of its storage), or brings an object that only acts as one, breaks this promise.
+        // SAFETY: the memory is in a tensor, as `of_tensor` has checked, which keeps it allocated until it is dropped;
+        // `borrow` refuses memory that is not within one allocation of this GPU. This trusts what Python reports: the
+        // package's `TorchMemory` and `Table` call it, with torch tensors. A program that frees the memory of a live
+        // tensor (`resize_` of its storage), or passes an object that only imitates one, breaks this promise.
         Ok(unsafe { gpu.borrow(GpuAddr(at), bytes, owner) }?)
     }
 }

@@ -1,6 +1,6 @@
-//! The native half of the Python package `onehop`. What users call is in `onehop/__init__.py`; here are model files
-//! that are open ([`model`]), a load under way ([`job`]), its tensors
-//! ([`tensor`]) and outcome ([`outcome`]), and tables whose rows are gathered ([`table`]).
+//! The native half of the Python package `onehop`. Users call `onehop/__init__.py`. Here are open model files
+//! ([`model`]), running loads ([`job`]), their tensors ([`tensor`]) and outcomes ([`outcome`]), and tables whose rows
+//! are gathered ([`table`]).
 
 mod descriptors;
 mod device;
@@ -21,7 +21,7 @@ mod views;
 
 use pyo3::prelude::*;
 
-// Without a word a free-threaded Python would take the module for one that needs no GIL, and it has not been tested without.
+// Otherwise a free-threaded Python would run the module without the GIL, which has not been tested.
 #[pymodule(gil_used = true)]
 mod _native {
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! `onehop._native.Model`: model files, open, and what can be loaded of them.
+//! `onehop._native.Model`: open model files, and loads from them.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -19,24 +19,24 @@ use crate::descriptors;
 use crate::device::DeviceSpec;
 use crate::dlpack;
 use crate::drive::{self, OpenDrive};
-use crate::dtype::carried;
+use crate::dtype::exported;
 use crate::error::{Error, Result};
 use crate::job::{Job, LoadOrigin, LoadRequest, LoadScope, PartView, TensorMemory};
 use crate::tensor::Tensor as CpuTensor;
 
-/// What is read without threads: bytes and rows at most.
-const LITTLE: u64 = 4 << 20;
-const FEW_ROWS: u64 = 256;
+/// The limits of a read without threads: bytes and rows.
+const MAX_DIRECT_BYTES: u64 = 4 << 20;
+const MAX_DIRECT_ROWS: u64 = 256;
 
-/// Model files, open.
+/// Open model files.
 #[pyclass(frozen, module = "onehop")]
 pub(crate) struct Model {
-    /// Of a drive's model the headers alone.
+    /// For a model on a drive, only the headers.
     inner: Arc<onehop_load::Model>,
     by_name: HashMap<String, usize>,
     /// Whether it is on a drive.
     on_drive: bool,
-    /// That drive; none once it was closed.
+    /// That drive; none once it is closed.
     drive: Mutex<Option<Arc<OpenDrive>>>,
     process: u32,
 }
@@ -48,7 +48,7 @@ impl Model {
         Self { inner, by_name, on_drive, drive: Mutex::new(drive), process }
     }
 
-    /// Whether this is a child of the process that opened it, which goes on with the drive.
+    /// Whether this is a child of the process that opened it, which keeps the drive.
     fn is_forked(&self) -> bool {
         std::process::id() != self.process
     }
@@ -57,7 +57,7 @@ impl Model {
         self.drive.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a load's bytes come from.
+    /// The source of a load's bytes.
     fn origin(&self, route: &str, threads: Option<usize>) -> Result<LoadOrigin> {
         if !self.on_drive {
             return Ok(LoadOrigin::Files(engine::Options {
@@ -67,14 +67,16 @@ impl Model {
             }));
         }
         if self.is_forked() {
-            return Err(Error::Asked("the drive was opened before a fork, and is the parent's".into()));
+            return Err(Error::Request(
+                "the drive was opened before a fork and belongs to the parent".into(),
+            ));
         }
         let drive = self.drive().clone();
-        let drive = drive.ok_or_else(|| Error::Asked("the drive is closed: open it again".into()))?;
+        let drive = drive.ok_or_else(|| Error::Request("the drive is closed: open it again".into()))?;
         let route = route.parse().map_err(|why: onehop_transfer::Error| {
-            Error::Asked(format!("'{}' is no route: {why}", route.escape_debug()))
+            Error::Request(format!("unknown route '{}': {why}", route.escape_debug()))
         })?;
-        // Tensors are on the device that was asked for.
+        // Tensors are on the requested device.
         let options = onehop_transfer::RouteOptions { route, in_gpu_memory: true, ..Default::default() };
         options.candidates()?;
         Ok(LoadOrigin::Drive(drive, options))
@@ -83,11 +85,11 @@ impl Model {
     /// The tensor, and the part of it that an index names.
     fn part(&self, name: &str, index: &Bound<'_, PyAny>) -> PyResult<(&Tensor, Part, PartView)> {
         if self.on_drive {
-            let why = "parts of tensors are loaded from files of this machine alone";
-            return Err(Error::Asked(why.into()).into());
+            let why = "parts of tensors are loaded only from local files";
+            return Err(Error::Request(why.into()).into());
         }
         let tensor = self.tensor(name)?;
-        let info = carried(&tensor.info);
+        let info = exported(&tensor.info);
         let view = view(index, &info.shape)?;
         let ranges: Vec<_> = view.dims.iter().map(|dim| dim.first..dim.end()).collect();
         let part = Part::within(&info, &ranges).map_err(|e| Error::from(onehop_load::Error::from(e)))?;
@@ -103,7 +105,7 @@ impl Model {
 impl Drop for Model {
     fn drop(&mut self) {
         if self.is_forked() {
-            // Closing it would shut the parent's drive down.
+            // Closing it would shut down the parent's drive.
             std::mem::forget(self.drive.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         }
     }
@@ -111,7 +113,7 @@ impl Drop for Model {
 
 #[pymethods]
 impl Model {
-    /// Opens files, directories and indexes, which together are one model.
+    /// Opens files, directories and indexes that form one model.
     #[new]
     fn open(py: Python<'_>, paths: Vec<PathBuf>) -> Result<Self> {
         let inner = py.detach(|| descriptors::with_room(|| onehop_load::Model::open(&Local, &paths)))?;
@@ -131,7 +133,7 @@ impl Model {
     ) -> PyResult<Self> {
         let drive =
             OpenDrive::open(py, drive::DriveRequest { drive, paths, map: extent_map, partition, nsid })?;
-        // Its files have the drive open: only the drive's handle has them.
+        // Files keep the drive open, so only the drive's handle has them.
         let onehop_load::Model { metadata, tensors, format, .. } = &*drive.on_drive.model;
         let headers = onehop_load::Model {
             files: Vec::new(),
@@ -142,7 +144,7 @@ impl Model {
         Ok(Self::new(Arc::new(headers), Some(Arc::new(drive))))
     }
 
-    /// What the drive's user has to know of it: which protection is missing.
+    /// Warnings for the drive's user: which protection is missing.
     #[getter]
     fn warnings(&self) -> Vec<String> {
         if self.is_forked() {
@@ -171,13 +173,13 @@ impl Model {
         self.inner.tensors.iter().map(|t| t.info.name.as_str()).collect()
     }
 
-    /// The type and the dimensions of a tensor, as it is given away.
+    /// The type and the dimensions of a tensor, as it is exported.
     fn info(&self, name: &str) -> Result<(&'static str, Vec<u64>)> {
         let tensor = &self.tensor(name)?.info;
-        Ok((tensor.dtype.name(), carried(tensor).shape))
+        Ok((tensor.dtype.name(), exported(tensor).shape))
     }
 
-    /// What the files say of themselves; where two give the same name another value, the first.
+    /// The files' metadata; if they have different values for a name, the first.
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
         for metadata in &self.inner.metadata {
@@ -195,7 +197,7 @@ impl Model {
         Ok(all)
     }
 
-    /// Starts to load what is selected.
+    /// Starts to load a selection.
     #[pyo3(signature = (*, device, only, without, dtypes, rank, cuts, group, route, threads, verify, manifest, measure_limit, arena, max_bytes))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn load(
@@ -224,7 +226,7 @@ impl Model {
         }
         for name in &dtypes {
             let dtype: std::result::Result<Dtype, _> = name.to_uppercase().parse();
-            selection = selection.dtype(dtype.map_err(|e| Error::Asked(e.to_string()))?);
+            selection = selection.dtype(dtype.map_err(|e| Error::Request(e.to_string()))?);
         }
         for (pattern, dim) in &cuts {
             selection = selection.cut(pattern, *dim);
@@ -257,12 +259,14 @@ impl Model {
         })
     }
 
-    /// The elements of a tensor that a NumPy index names, in the CPU's memory, read at once; None if they are many, which is
-    /// work for the threads of a load.
+    /// The elements of a tensor that a NumPy index names, in the CPU's memory, read at once; None if they are many and
+    /// need the threads of a load.
     fn read_part(&self, py: Python<'_>, name: &str, index: &Bound<'_, PyAny>) -> PyResult<Option<CpuTensor>> {
         let (tensor, part, view) = self.part(name, index)?;
         let Some(file) = self.inner.files.get(tensor.file) else { return Ok(None) };
-        let Some(local) = file.local().filter(|_| part.bytes() <= LITTLE && part.rows <= FEW_ROWS) else {
+        let Some(local) =
+            file.local().filter(|_| part.bytes() <= MAX_DIRECT_BYTES && part.rows <= MAX_DIRECT_ROWS)
+        else {
             return Ok(None);
         };
         let read = || {
@@ -313,7 +317,7 @@ fn add<'py>(all: &Bound<'py, PyDict>, key: &str, value: impl IntoPyObject<'py>) 
     if all.contains(key)? { Ok(()) } else { all.set_item(key, value) }
 }
 
-/// A value as Python has it: a number, a truth value, a text, or lists of these.
+/// A value in Python: a number, a bool, a str, or a list of these.
 fn python<'py>(py: Python<'py>, value: &gguf::Value) -> PyResult<Bound<'py, PyAny>> {
     macro_rules! one {
         ($($kind:ident)*) => {
@@ -339,7 +343,7 @@ fn list<'py>(py: Python<'py>, values: &gguf::Array) -> PyResult<Bound<'py, PyAny
     macro_rules! many {
         ($($kind:ident)*) => {
             match values {
-                // Bytes too: a list of numbers, like all others.
+                // Bytes also become a list of numbers.
                 $(gguf::Array::$kind(many) => Ok(PyList::new(py, many.iter().copied())?.into_any()),)*
                 gguf::Array::Text(texts) => {
                     let texts = texts.iter().map(|one| text(py, one)).collect::<PyResult<Vec<_>>>()?;
@@ -365,8 +369,8 @@ fn parse_route(text: &str) -> Result<engine::Route> {
             "only the kernel reads files of a mounted file system; it needs a drive that onehop drives itself"
         }
         _ => {
-            return Err(Error::Asked(format!(
-                "'{}' is no route: auto, cpu/cached, cpu/pinned and cufile are",
+            return Err(Error::Request(format!(
+                "unknown route '{}': expected auto, cpu/cached, cpu/pinned or cufile",
                 text.escape_debug()
             )));
         }
@@ -380,18 +384,18 @@ pub(crate) struct Dim {
     pub first: u64,
     pub step: u64,
     pub count: u64,
-    /// Whether it is gone from the result: an integer was given.
+    /// Whether the result lacks it, after an integer index.
     pub single: bool,
 }
 
 impl Dim {
-    /// The end of the stretch that it is in.
+    /// The end of the range that it spans.
     pub(crate) fn end(&self) -> u64 {
         if self.count == 0 { self.first } else { self.first + (self.count - 1) * self.step + 1 }
     }
 }
 
-/// The dimensions that an index leaves, as NumPy reads it.
+/// The dimensions that an index selects, as in NumPy.
 fn view(index: &Bound<'_, PyAny>, shape: &[u64]) -> PyResult<PartView> {
     let items: Vec<_> = match index.cast::<PyTuple>() {
         Ok(items) => items.iter().collect(),
@@ -422,7 +426,7 @@ fn dim(item: &Bound<'_, PyAny>, size: u64) -> PyResult<Dim> {
     if let Ok(slice) = item.cast::<PySlice>() {
         let indices = slice.indices(size.try_into().unwrap_or(isize::MAX))?;
         if indices.step < 1 {
-            return Err(Error::Asked("slices go forward: their step is 1 or more".into()).into());
+            return Err(Error::Request("the step of a slice must be at least 1".into()).into());
         }
         let (first, step) = (indices.start as u64, indices.step as u64);
         return Ok(Dim { first, step, count: indices.slicelength as u64, single: false });
@@ -434,7 +438,7 @@ fn dim(item: &Bound<'_, PyAny>, size: u64) -> PyResult<Dim> {
         Err(error) if error.is_instance_of::<PyOverflowError>(item.py()) => {
             return Err(out_of_range(&item.to_string()));
         }
-        _ => return Err(PyTypeError::new_err("an index is made of integers, slices and ...")),
+        _ => return Err(PyTypeError::new_err("an index must consist of integers, slices and ...")),
     };
     let first = if number < 0 { size.checked_sub(number.unsigned_abs()) } else { Some(number as u64) };
     match first.filter(|first| *first < size) {

@@ -1,4 +1,4 @@
-//! `onehop.Outcome`: how a load went.
+//! `onehop.Outcome`, a load's result.
 
 use std::time::{Duration, Instant};
 
@@ -47,18 +47,18 @@ fn field<'py>(fields: &Bound<'py, PyDict>, name: &str) -> PyResult<Bound<'py, Py
     fields.get_item(name)?.ok_or_else(|| PyTypeError::new_err(format!("the field {name} is missing")))
 }
 
-/// A name with all fields, as people print it.
+/// A name with all fields, for `repr`.
 fn repr(name: &str, fields: &Bound<'_, PyDict>) -> PyResult<String> {
     let field = |(name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>)| Ok(format!("{name}={}", value.repr()?));
     let fields: Vec<_> = fields.iter().map(field).collect::<PyResult<_>>()?;
     Ok(format!("{name}({})", fields.join(", ")))
 }
 
-/// What pickle calls to make an object again.
+/// What pickle calls to recreate an object.
 type Reduced<'py> = (Bound<'py, PyType>, (Bound<'py, PyDict>,));
 
 record! {
-    /// The slowest thing on the way.
+    /// The slowest part of the route.
     Limit {
         what: String,
         gbps: Option<f64>,
@@ -67,7 +67,7 @@ record! {
 }
 
 record! {
-    /// A better route, and why it could not be had.
+    /// A better route, and why it was not possible.
     WhyNot {
         route: String,
         reason: String,
@@ -88,7 +88,7 @@ record! {
 }
 
 record! {
-    /// How a load went.
+    /// A load's outcome.
     Outcome {
         bytes: u64,
         read_bytes: u64,
@@ -183,7 +183,7 @@ impl Outcome {
         }
     }
 
-    /// How a load from a drive went, of which the bytes took no page cache and no ring.
+    /// The outcome of a load from a drive, without page cache and ring.
     pub(crate) fn of_drive(
         drive: &OpenDrive,
         loaded: Loaded,
@@ -228,7 +228,7 @@ impl Outcome {
 
 #[pymethods]
 impl Outcome {
-    /// Makes one of its fields.
+    /// Makes one from fields.
     #[new]
     #[pyo3(signature = (fields, /))]
     fn from_fields(fields: &Bound<'_, PyDict>) -> PyResult<Self> {
@@ -250,7 +250,7 @@ impl Outcome {
 
 #[pymethods]
 impl Limit {
-    /// Makes one of its fields.
+    /// Makes one from fields.
     #[new]
     #[pyo3(signature = (fields, /))]
     fn from_fields(fields: &Bound<'_, PyDict>) -> PyResult<Self> {
@@ -268,7 +268,7 @@ impl Limit {
 
 #[pymethods]
 impl GroupOutcome {
-    /// Makes one of its fields.
+    /// Makes one from fields.
     #[new]
     #[pyo3(signature = (fields, /))]
     fn from_fields(fields: &Bound<'_, PyDict>) -> PyResult<Self> {
@@ -286,7 +286,7 @@ impl GroupOutcome {
 
 #[pymethods]
 impl WhyNot {
-    /// Makes one of its fields.
+    /// Makes one from fields.
     #[new]
     #[pyo3(signature = (fields, /))]
     fn from_fields(fields: &Bound<'_, PyDict>) -> PyResult<Self> {

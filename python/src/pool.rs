@@ -1,9 +1,9 @@
-//! The memory of a bounded stream: segments are cut from it, and released with the last of their tensors.
+//! The memory of a bounded stream. Segments are cut from it, and freed with the last of their tensors.
 //!
-//! On the CPU it may be used again at once. A GPU may still read it then, for copies that the consumer has begun: there it
-//! waits until an event of the consumer's stream, recorded after the death, has come to pass ([`Pool::dead`], [`Pool::fenced`]).
+//! On the CPU it may be reused at once. A GPU may still read it for copies that the consumer has begun: it waits for an
+//! event that is recorded on the consumer's stream after the tensors are freed ([`Pool::dead`], [`Pool::fenced`]).
 //!
-//! A consumer that keeps tensors would wait for ever for the next one. [`Pool::is_stuck`] tells, and the memory grows.
+//! A consumer that keeps tensors would wait forever for the next one. [`Pool::is_stuck`] detects it; the memory grows.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use onehop_gpu::{Gpu, Region};
 use onehop_load::engine::{Placement, SegmentMemory};
 
-/// What the start of each segment is a multiple of.
+/// The alignment of each segment.
 const ALIGN: usize = 512;
 
-/// A part of one of the allocations.
+/// A range of one of the allocations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PoolRange {
     base: usize,
@@ -24,9 +24,9 @@ struct PoolRange {
 
 pub(crate) struct Pool {
     itself: Weak<Pool>,
-    /// What allocates more of it; none where the consumer does.
+    /// Allocates more of it; none if the consumer does.
     gpu: Option<Arc<dyn Gpu>>,
-    /// Whether what is dead has to be fenced before it is used again.
+    /// Whether freed memory must be fenced before reuse.
     fences: bool,
     process: u32,
     state: Mutex<PoolState>,
@@ -36,15 +36,15 @@ pub(crate) struct Pool {
 struct PoolState {
     /// The allocations.
     bases: Vec<Region>,
-    /// What nobody uses, by base and start; neighbours are joined.
+    /// Unused ranges; neighbours are joined.
     free: Vec<PoolRange>,
-    /// What waits for a fence to be recorded, and for those that were.
+    /// Ranges that wait for a fence to be recorded, and to pass.
     dead: Vec<PoolRange>,
     fencing: BTreeMap<u64, Vec<PoolRange>>,
     fences: u64,
     /// Segments that are being filled.
     filling: BTreeMap<usize, Arc<Lease>>,
-    /// What a thread waits for.
+    /// The bytes that a thread waits for.
     wanted: Option<usize>,
     grown: usize,
 }
@@ -57,20 +57,20 @@ pub(crate) struct Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.pool.give_back(self.extent.clone());
+        self.pool.recycle(self.extent.clone());
     }
 }
 
 impl Pool {
-    /// Memory of the CPU: this at first.
+    /// Memory of the CPU, initially `first`.
     pub(crate) fn of_cpu(gpu: Arc<dyn Gpu>, first: Region) -> Arc<Self> {
         let pool = Self::empty(Some(gpu));
         pool.state().add(first);
         pool
     }
 
-    /// Memory of a GPU that Python has allocated: the consumer brings more of it if need be, and records fences.
-    pub(crate) fn of_lent(first: Region) -> Arc<Self> {
+    /// GPU memory that Python has allocated. The consumer brings more of it if needed, and records fences.
+    pub(crate) fn of_borrowed(first: Region) -> Arc<Self> {
         let pool = Self::empty(None);
         pool.add(first);
         pool
@@ -85,9 +85,9 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn give_back(&self, extent: PoolRange) {
+    fn recycle(&self, extent: PoolRange) {
         if self.process != std::process::id() {
-            // Nothing is loaded into it in a child, and another thread may have held the lock at the fork.
+            // A child loads nothing into it, and another thread may have held the lock at the fork.
             return;
         }
         let mut state = self.state();
@@ -98,25 +98,25 @@ impl Pool {
         }
     }
 
-    /// What keeps a segment that is being filled.
+    /// The lease of a segment being filled.
     pub(crate) fn lease(&self, segment: usize) -> Option<Arc<Lease>> {
         self.state().filling.get(&segment).cloned()
     }
 
-    /// All tensors of a segment were handed out: from now on those alone keep it.
+    /// All tensors of a segment were handed out: now only they keep it.
     pub(crate) fn filled(&self, segment: usize) {
         let lease = self.state().filling.remove(&segment);
         drop(lease);
     }
 
-    /// Nothing is being filled any more.
+    /// No segment is being filled now.
     pub(crate) fn close(&self) {
         let leases = std::mem::take(&mut self.state().filling);
         drop(leases);
     }
 
-    /// The name of the fence behind which all memory may be used again that is dead by now; none where none was ever dead. The same
-    /// name comes again while no more has died, so a consumer that is interrupted loses none.
+    /// The number of the fence after which all memory freed so far may be reused; none if none was ever freed. It is
+    /// the same until more is freed, so an interrupted consumer loses none.
     pub(crate) fn dead(&self) -> Option<u64> {
         let mut state = self.state();
         if !state.dead.is_empty() {
@@ -128,7 +128,7 @@ impl Pool {
         (state.fences > 0).then_some(state.fences)
     }
 
-    /// That fence has come to pass, and with it those before.
+    /// The GPU has passed that fence, and all before it.
     pub(crate) fn fenced(&self, fence: u64) {
         let mut state = self.state();
         let later = state.fencing.split_off(&(fence + 1));
@@ -137,24 +137,24 @@ impl Pool {
         }
     }
 
-    /// Bytes for the next segment, if there will be none without more memory: it is longer than any that there is, or the
-    /// consumer keeps all.
+    /// The bytes of the next segment, if it needs more memory: it is longer than all allocations, or the consumer keeps
+    /// everything.
     pub(crate) fn is_stuck(&self) -> Option<usize> {
         let state = self.state();
         let wanted = state.wanted?;
         let kept = state.filling.is_empty() && state.dead.is_empty() && state.fencing.is_empty();
         let too_long = state.bases.iter().all(|base| base.len() / ALIGN * ALIGN < wanted);
-        // The thread that waits may not have seen yet what is free by now.
+        // The waiting thread may not have seen what is free now.
         let none = state.free.iter().all(|free| free.range.len() < wanted);
         (none && (kept || too_long)).then_some(wanted)
     }
 
-    /// Adds memory that the consumer has brought.
+    /// Adds memory from the consumer.
     pub(crate) fn add(&self, more: Region) {
         self.state().add(more);
     }
 
-    /// Allocates more, where this can.
+    /// Allocates more, if this can.
     pub(crate) fn grow(&self, bytes: usize) -> onehop_gpu::Result<bool> {
         let Some(gpu) = &self.gpu else { return Ok(false) };
         let more = gpu.arena(bytes)?;
@@ -162,7 +162,7 @@ impl Pool {
         Ok(true)
     }
 
-    /// How many bytes it has grown by since it was made.
+    /// The bytes that it has grown by.
     pub(crate) fn grown(&self) -> usize {
         self.state().grown
     }
@@ -178,20 +178,20 @@ impl PoolState {
     }
 
     fn release(&mut self, mut extent: PoolRange) {
-        let is_beside = |free: &PoolRange| {
+        let is_adjacent = |free: &PoolRange| {
             free.base == extent.base
                 && (free.range.end == extent.range.start || free.range.start == extent.range.end)
         };
-        let (beside, rest) = std::mem::take(&mut self.free).into_iter().partition(is_beside);
+        let (adjacent, rest) = std::mem::take(&mut self.free).into_iter().partition(is_adjacent);
         self.free = rest;
-        let beside: Vec<PoolRange> = beside;
-        for free in beside {
+        let adjacent: Vec<PoolRange> = adjacent;
+        for free in adjacent {
             extent.range = extent.range.start.min(free.range.start)..extent.range.end.max(free.range.end);
         }
         self.free.push(extent);
     }
 
-    /// The shortest extent that is long enough.
+    /// Cuts from the shortest range that fits.
     fn cut(&mut self, bytes: usize) -> Option<PoolRange> {
         let bytes = bytes.max(1).next_multiple_of(ALIGN);
         let fits = self.free.iter().enumerate().filter(|(_, free)| free.range.len() >= bytes);

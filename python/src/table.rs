@@ -12,7 +12,7 @@ use crate::device::DeviceSpec;
 use crate::dtype::{data_type, is_packed};
 use crate::error::{Error, Result};
 use crate::gather::Gatherer;
-use crate::lent::Brought;
+use crate::lent::BorrowedMemory;
 use crate::tensor::{Tensor, packed_strides};
 
 /// Rows of equal size in a file, which is mapped.
@@ -26,7 +26,7 @@ pub(crate) struct RowTable {
     process: u32,
 }
 
-/// What a table consists of, as the file has it.
+/// The layout of a table in its file.
 struct TableLayout {
     dtype: Dtype,
     row: Vec<i64>,
@@ -47,17 +47,20 @@ fn table_layout(
     offset: u64,
     stride: Option<usize>,
 ) -> Result<TableLayout> {
-    let asked = |why: String| Error::Asked(why);
-    let dtype: Dtype = dtype.parse().map_err(|why| asked(format!("{why}")))?;
+    let invalid = |why: String| Error::Request(why);
+    let dtype: Dtype = dtype.parse().map_err(|why| invalid(format!("{why}")))?;
     if is_packed(dtype) {
-        return Err(asked(format!("elements of {} share bytes; describe rows of them as U8", dtype.name())));
+        return Err(invalid(format!(
+            "elements of {} share bytes; describe rows of them as U8",
+            dtype.name()
+        )));
     }
     let most = RowFile::MOST_BYTES;
     let bytes = row_bytes(dtype, row)
-        .ok_or_else(|| asked(format!("a row of shape {row:?} does not have 1 to {most} bytes")))?;
+        .ok_or_else(|| invalid(format!("a row of shape {row:?} does not have 1 to {most} bytes")))?;
     let stride = stride.unwrap_or(bytes);
     if stride < bytes {
-        return Err(asked(format!("rows of {bytes} bytes cannot begin every {stride} bytes")));
+        return Err(invalid(format!("rows of {bytes} bytes cannot begin every {stride} bytes")));
     }
     let count = match rows {
         Some(rows) => rows,
@@ -65,8 +68,8 @@ fn table_layout(
             let have = file.metadata().map_err(CallError::from)?.len();
             let after = have.saturating_sub(offset);
             if after < bytes as u64 {
-                return Err(asked(format!(
-                    "the file has {have} bytes, and no row of {bytes} from byte {offset} on"
+                return Err(invalid(format!(
+                    "the file has {have} bytes: no row of {bytes} fits at byte {offset}"
                 )));
             }
             (after - bytes as u64) / stride as u64 + 1
@@ -76,20 +79,20 @@ fn table_layout(
     Ok(TableLayout { dtype, row, layout: RowLayout { offset, bytes, stride, count } })
 }
 
-/// Row numbers as they come from Python: eight bytes each, in this machine's order.
+/// Row numbers from Python: eight bytes each, in this machine's order.
 fn row_numbers(bytes: &[u8]) -> Result<Vec<u64>> {
     let (numbers, rest) = bytes.as_chunks::<8>();
     if !rest.is_empty() {
-        return Err(Error::Asked(format!("{} bytes are not row numbers of 8 bytes each", bytes.len())));
+        return Err(Error::Request(format!("{} bytes are not row numbers of 8 bytes each", bytes.len())));
     }
     Ok(numbers.iter().map(|number| u64::from_ne_bytes(*number)).collect())
 }
 
-/// A negative number looks like a large one.
+/// A negative number arrives as a large one.
 fn negative_row(error: Error) -> Error {
     match error {
         Error::Rows(GatherError::NoRow { at, id, .. }) if id > i64::MAX as u64 => {
-            Error::Asked(format!("row {}, which is number {at} in the list, is negative", id as i64))
+            Error::Request(format!("row {}, which is number {at} in the list, is negative", id as i64))
         }
         other => other,
     }
@@ -97,7 +100,7 @@ fn negative_row(error: Error) -> Error {
 
 #[pymethods]
 impl RowTable {
-    /// Maps the file. Without `rows` there are as many as it has.
+    /// Maps the file. `rows` defaults to as many as it has.
     #[new]
     #[pyo3(signature = (path, dtype, row, *, rows, offset, stride, device))]
     fn open(
@@ -122,8 +125,8 @@ impl RowTable {
         Ok(table?)
     }
 
-    /// The rows with these numbers, in this order: in new memory, or in that of a tensor of torch's, given by address, bytes
-    /// and the tensor itself.
+    /// The rows with these numbers, in this order: in new memory, or in a torch tensor, given by address, bytes and the
+    /// tensor itself.
     #[pyo3(signature = (ids, to = None))]
     fn gather(
         &self,
@@ -132,23 +135,23 @@ impl RowTable {
         to: Option<(u64, usize, Bound<'_, PyAny>)>,
     ) -> PyResult<Tensor> {
         if std::process::id() != self.process {
-            let why = "this table was opened before a fork, by the parent: open it in the child";
-            return Err(Error::Asked(why.into()).into());
+            let why = "this table was opened before a fork: open it again in the child";
+            return Err(Error::Request(why.into()).into());
         }
         let ids = row_numbers(ids)?;
         let count = ids.len();
         let bytes = count.saturating_mul(self.rows.layout().bytes);
         let device = self.gatherer.device();
-        let lent = match (&to, &device.cuda) {
+        let borrowed = match (&to, &device.cuda) {
             (Some((at, have, owner)), Some(gpu)) => {
-                let brought = Brought::of_tensor(*at, *have, owner)?;
+                let brought = BorrowedMemory::of_tensor(*at, *have, owner)?;
                 Some(py.detach(|| brought.into_region(gpu))?)
             }
-            (Some(_), None) => return Err(Error::Asked("the table is not on a GPU".into()).into()),
+            (Some(_), None) => return Err(Error::Request("the table is not on a GPU".into()).into()),
             (None, _) => None,
         };
         let memory = py.detach(|| -> Result<_> {
-            let to = lent.map_or_else(|| self.gatherer.alloc(bytes), Ok)?;
+            let to = borrowed.map_or_else(|| self.gatherer.alloc(bytes), Ok)?;
             self.gatherer.gather(&self.rows, ids, to)
         });
         let memory = memory.map_err(negative_row)?;
@@ -166,7 +169,7 @@ impl RowTable {
         })
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     #[getter]
     fn rows(&self) -> u64 {
         self.rows.layout().count
@@ -190,7 +193,7 @@ impl RowTable {
         self.row.clone()
     }
 
-    /// Where rows are gathered to.
+    /// The destination of rows.
     #[getter]
     fn device(&self) -> String {
         self.gatherer.device().dlpack.name()

@@ -1,4 +1,4 @@
-//! `onehop.Tensor`: memory with a type and a shape, for other libraries to take over.
+//! `onehop.Tensor`: memory with a type and a shape, for export to other libraries.
 
 use std::sync::Arc;
 
@@ -14,31 +14,31 @@ use crate::dtype::{data_type, is_packed};
 use crate::error::{Error, Result};
 use crate::pool::Lease;
 
-/// Bytes that are copied at a time.
-const PIECE: usize = 4 << 20;
+/// Bytes that one copy moves.
+const CHUNK: usize = 4 << 20;
 
-/// A tensor in the memory of a GPU, or of the CPU. The memory stays as long as this, or anything made of it, does.
+/// A tensor in the memory of a GPU, or of the CPU. The memory lives as long as this and all tensors made of it.
 #[pyclass(frozen, module = "onehop")]
 #[derive(Clone)]
 pub(crate) struct Tensor {
     pub name: String,
     pub dtype: Dtype,
-    /// How its memory is given away: that of `dtype`, or another of the same width.
+    /// Its type for export: that of `dtype`, or another of the same width.
     pub carrier: DataType,
     pub shape: Vec<i64>,
     /// In elements.
     pub strides: Vec<i64>,
-    /// Its dimensions in elements; of a part of a packed tensor those of its bytes.
+    /// Its dimensions in elements; for a part of a packed tensor, in bytes.
     pub logical: Vec<u64>,
     /// From its first byte to its last.
     pub memory: Region,
-    /// Of a stream that is bounded, the segment that it lies in.
+    /// In a bounded stream, the segment that holds it.
     pub lease: Option<Arc<Lease>>,
     pub device: dlpack::DlDevice,
 }
 
-/// An empty list that takes so many bytes without growing.
-fn room_for(bytes: usize) -> onehop_gpu::Result<Vec<u8>> {
+/// An empty list with a capacity for these bytes.
+fn list_for(bytes: usize) -> onehop_gpu::Result<Vec<u8>> {
     let mut list = Vec::new();
     list.try_reserve_exact(bytes).map_err(|error| onehop_os::Error::System {
         call: format!("allocating {bytes} bytes"),
@@ -48,7 +48,7 @@ fn room_for(bytes: usize) -> onehop_gpu::Result<Vec<u8>> {
     Ok(list)
 }
 
-/// The strides of a tensor whose elements lie one behind the other.
+/// The strides of a tensor with contiguous elements.
 pub(crate) fn packed_strides(shape: &[i64]) -> Vec<i64> {
     let mut strides = vec![1; shape.len()];
     for dim in (1..shape.len()).rev() {
@@ -58,7 +58,7 @@ pub(crate) fn packed_strides(shape: &[i64]) -> Vec<i64> {
 }
 
 impl Tensor {
-    /// Bytes, without a name.
+    /// A nameless tensor of bytes.
     pub(crate) fn of_bytes(memory: Region, device: dlpack::DlDevice) -> Self {
         let bytes = memory.len();
         Self {
@@ -82,7 +82,7 @@ impl Tensor {
         self.shape.iter().map(|n| *n as usize).product()
     }
 
-    /// Where the first byte is, as the device's users address it.
+    /// The first byte's address, as the device's users see it.
     fn address(&self) -> u64 {
         self.memory.host().map_or(self.memory.addr().0, |host| host.host_ptr() as u64)
     }
@@ -90,23 +90,23 @@ impl Tensor {
     /// A copy in the CPU's memory, with the same strides.
     fn on_cpu(&self) -> onehop_gpu::Result<Region> {
         let copy = Emulated::private().alloc(Place::Vram, self.memory.len().max(1))?;
-        let mut piece = vec![0; PIECE.min(self.memory.len())];
-        for at in (0..self.memory.len()).step_by(PIECE) {
-            let piece = &mut piece[..PIECE.min(self.memory.len() - at)];
-            self.memory.read(at, piece)?;
-            copy.write(at, piece)?;
+        let mut chunk = vec![0; CHUNK.min(self.memory.len())];
+        for at in (0..self.memory.len()).step_by(CHUNK) {
+            let chunk = &mut chunk[..CHUNK.min(self.memory.len() - at)];
+            self.memory.read(at, chunk)?;
+            copy.write(at, chunk)?;
         }
         Ok(copy)
     }
 
     fn bytes(&self) -> onehop_gpu::Result<Vec<u8>> {
-        let mut all = room_for(self.memory.len())?;
+        let mut all = list_for(self.memory.len())?;
         all.resize(self.memory.len(), 0);
         self.memory.read(0, &mut all)?;
         if self.is_contiguous() {
             return Ok(all);
         }
-        let mut packed = room_for(self.nbytes())?;
+        let mut packed = list_for(self.nbytes())?;
         self.gather(0, 0, &all, &mut packed);
         Ok(packed)
     }
@@ -143,8 +143,8 @@ impl Tensor {
         }
     }
 
-    /// What the consumer says of its stream. All bytes are there before a tensor is handed out: the load has waited for
-    /// the copies, so that no stream has to wait for anything.
+    /// Checks the consumer's stream. All bytes arrive before a tensor is handed out, because the load waits for the
+    /// copies, so no stream has to wait.
     fn check_stream(&self, stream: Option<i64>) -> PyResult<()> {
         match stream {
             None | Some(-1) => Ok(()),
@@ -165,19 +165,19 @@ impl Tensor {
         &self.name
     }
 
-    /// The type of its elements, as model files write it: F32, BF16, F8_E4M3, Q4_K.
+    /// The type of its elements, as in model files: F32, BF16, F8_E4M3, Q4_K.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.dtype.name()
     }
 
-    /// Its dimensions, slowest first; of packed types those of their bytes.
+    /// Its dimensions, slowest first; for packed types, in bytes.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.shape)
     }
 
-    /// Its dimensions in elements, packed or not; of a part of a packed tensor those of its bytes.
+    /// Its dimensions in elements, packed or not; for a part of a packed tensor, in bytes.
     #[getter]
     fn logical_shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.logical)
@@ -189,25 +189,25 @@ impl Tensor {
         PyTuple::new(py, &self.strides)
     }
 
-    /// How many bytes its elements have.
+    /// The bytes of its elements.
     #[getter]
     fn nbytes(&self) -> usize {
         self.elements() * self.width()
     }
 
-    /// Where it is: cuda:0, or cpu.
+    /// Its device: cuda:0, or cpu.
     #[getter]
     fn device(&self) -> String {
         self.device.name()
     }
 
-    /// Whether its elements share bytes, so that it is given away as bytes.
+    /// Whether its elements share bytes, so that it is exported as bytes.
     #[getter]
     fn is_packed(&self) -> bool {
         is_packed(self.dtype)
     }
 
-    /// Whether its elements lie one behind the other.
+    /// Whether its elements are contiguous.
     #[getter]
     fn is_contiguous(&self) -> bool {
         let packed = packed_strides(&self.shape);
@@ -215,15 +215,15 @@ impl Tensor {
         self.elements() == 0 || self.shape.iter().enumerate().all(same)
     }
 
-    /// The same memory, given away as elements of another type of the same width: for libraries that do not know this one.
+    /// The same memory, exported as another type of the same width: for libraries that do not know this one.
     #[pyo3(signature = (dtype, /))]
     fn view_as(&self, dtype: &str) -> Result<Self> {
         let other: Dtype =
-            dtype.parse().map_err(|e: onehop_load::UnknownDtype| Error::Asked(e.to_string()))?;
+            dtype.parse().map_err(|e: onehop_load::UnknownDtype| Error::Request(e.to_string()))?;
         let carrier = data_type(other);
         if is_packed(other) || carrier.bits != self.carrier.bits {
-            return Err(Error::Asked(format!(
-                "{other} is not as wide as {}, which {:?} is given away as",
+            return Err(Error::Request(format!(
+                "{other} does not have the width of {}, the type of {:?}",
                 self.dtype, self.name
             )));
         }
@@ -239,7 +239,7 @@ impl Tensor {
         })
     }
 
-    /// A DLPack capsule of its memory. Where dl_device asks for the CPU's memory, or copy for a copy there, it is copied.
+    /// A DLPack capsule of its memory. It is copied if dl_device requests the CPU, or copy a copy there.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -256,12 +256,12 @@ impl Tensor {
         let copied = match (wanted == here, copy) {
             (true, None | Some(false)) => None,
             (false, Some(false)) => {
-                return Err(PyBufferError::new_err("another device takes a copy, and none is allowed"));
+                return Err(PyBufferError::new_err("another device needs a copy, and copy=False forbids it"));
             }
             _ if wanted == cpu => Some(py.detach(|| self.on_cpu()).map_err(Error::from)?),
             _ => {
                 return Err(PyBufferError::new_err(format!(
-                    "onehop copies from {} to the CPU's memory only: take the tensor as it is, and copy that",
+                    "onehop copies from {} only to the CPU: import the tensor without a copy, and copy that",
                     self.device()
                 )));
             }
@@ -269,7 +269,7 @@ impl Tensor {
         dlpack::capsule(py, self.export(copied), max_version)
     }
 
-    /// A DLPack capsule of its memory as it is, without a question about streams: all bytes are there.
+    /// A DLPack capsule of its memory as it is, without stream checks: all bytes have arrived.
     fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         dlpack::capsule(py, self.export(None), None)
     }
@@ -280,7 +280,7 @@ impl Tensor {
         ))
     }
 
-    /// DLPack's numbers of its device.
+    /// Its device's numbers in DLPack.
     fn __dlpack_device__(&self) -> (i32, i32) {
         (self.device.kind, self.device.id)
     }

@@ -1,4 +1,4 @@
-//! From the places of a plan to tensors.
+//! Makes tensors from plans.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use onehop_load::{Part, Plan, TensorInfo};
 use super::PartView;
 use crate::device::GpuDevice;
 use crate::dlpack;
-use crate::dtype::{carried, data_type};
+use crate::dtype::{data_type, exported};
 use crate::error::{Error, Result};
 use crate::pool::Lease;
 use crate::tensor::{Tensor, packed_strides};
@@ -39,10 +39,10 @@ pub(super) fn whole(
     let Placed { name, dtype, shape, bytes, .. } = placed;
     let info =
         TensorInfo { name: name.clone(), dtype: *dtype, shape: shape.clone(), offset: 0, bytes: *bytes };
-    let given: Vec<i64> = carried(&info).shape.iter().map(|n| *n as i64).collect();
+    let carrier_shape: Vec<i64> = exported(&info).shape.iter().map(|n| *n as i64).collect();
     Tensor {
-        strides: packed_strides(&given),
-        shape: given,
+        strides: packed_strides(&carrier_shape),
+        shape: carrier_shape,
         carrier: data_type(*dtype),
         memory,
         lease,
@@ -54,7 +54,7 @@ pub(super) fn whole(
 }
 
 impl PartView {
-    /// The tensor of these elements, of a part that lies at `at`.
+    /// The tensor of these elements, for a part at `at`.
     pub(crate) fn tensor(
         &self,
         info: &TensorInfo,
@@ -64,12 +64,12 @@ impl PartView {
         device: dlpack::DlDevice,
     ) -> Result<Tensor> {
         let carrier = data_type(info.dtype);
-        let held: Vec<i64> = part.shape.iter().map(|n| *n as i64).collect();
+        let part_shape: Vec<i64> = part.shape.iter().map(|n| *n as i64).collect();
         let (mut shape, mut strides, mut first, mut last) = (Vec::new(), Vec::new(), 0, 0);
-        for ((dim, held), stride) in self.dims.iter().zip(&part.shape).zip(packed_strides(&held)) {
+        for ((dim, size), stride) in self.dims.iter().zip(&part.shape).zip(packed_strides(&part_shape)) {
             let stride = stride as u64;
-            // A dimension that the part has more of than was asked for, it has all of.
-            let start = if *held == dim.end() - dim.first { 0 } else { dim.first };
+            // If a part exceeds the request in a dimension, it has all of it.
+            let start = if *size == dim.end() - dim.first { 0 } else { dim.first };
             first += start * stride;
             last += (start + dim.count.saturating_sub(1) * dim.step) * stride;
             if !dim.single {
@@ -77,7 +77,7 @@ impl PartView {
                 strides.push((stride * dim.step) as i64);
             }
         }
-        let is_whole = shape.iter().map(|n| *n as u64).eq(carried(info).shape);
+        let is_whole = shape.iter().map(|n| *n as u64).eq(exported(info).shape);
         let width = u64::from(carrier.bits / 8);
         let elements = if self.dims.iter().any(|dim| dim.count == 0) { 0 } else { last + 1 - first };
         let first = if elements == 0 { 0 } else { first };

@@ -1,4 +1,4 @@
-//! The thread of a load.
+//! The loading thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -20,30 +20,30 @@ use crate::descriptors;
 use crate::device::GpuDevice;
 use crate::drive::OpenDrive;
 use crate::error::{Error, Result};
-use crate::lent::Brought;
+use crate::lent::BorrowedMemory;
 use crate::outcome::{LoadStart, Outcome};
 use crate::pool::Pool;
 use crate::tensor::Tensor;
 use crate::views;
 
-/// Into how many segments the memory of a bounded stream is divided, and bytes of one at least.
+/// The number of segments in a bounded stream's memory, and the least bytes of one.
 const SEGMENTS: u64 = 8;
 const LEAST_SEGMENT: u64 = 64 << 10;
 
-/// What the length of memory that Python allocates is a multiple of: frameworks view all of it as any type.
+/// Memory that Python allocates is a multiple of this: frameworks view all of it as any type.
 const ARENA_UNIT: u64 = 512;
 
-/// What every tensor's address is a multiple of, if it has as many bytes: XLA and others want it of scalars too.
+/// The alignment of every tensor that has as many bytes: XLA and others require it even for scalars.
 const ALIGN: u64 = 64;
 
-/// What the thread does.
+/// The thread's task.
 pub(super) struct LoadTask {
     pub(super) request: LoadRequest,
     pub(super) shared: Arc<JobShared>,
     pub(super) sender: Sender<LoadEvent>,
-    pub(super) brought: Receiver<Brought>,
+    pub(super) brought: Receiver<BorrowedMemory>,
     pub(super) start: Instant,
-    /// Whether the other processes of the group were looked for: they hear from there how it goes.
+    /// Whether connecting to the group has begun: from then on it notifies the other processes.
     pub(super) has_met: AtomicBool,
 }
 
@@ -54,13 +54,13 @@ impl LoadTask {
             LoadOrigin::Drive(drive, options) => self.load_from_drive(drive, options),
         };
         let Self { sender, request, .. } = self;
-        // Closes the drive, if nothing else has it open: who hears of the end may open it again.
+        // Closes the drive, if nothing else has it open: after the end, Python may reopen it.
         drop(request);
         // The waiting thread may have ended.
         let _ = sender.send(LoadEvent::Done(outcome.map(Box::new)));
     }
 
-    /// Tells the other processes of the group of an error before this one met them.
+    /// Reports an error to the group's other processes before this one met them.
     fn decline(&self, error: &Error) {
         if let Some((group, _)) =
             self.request.group.as_ref().filter(|_| !self.has_met.load(Ordering::Acquire))
@@ -89,7 +89,7 @@ impl LoadTask {
         descriptors::make_room(model.files.len());
         let is_shared = self.request.group.is_some();
         let (prepared, device, begin, arena) = std::thread::scope(|scope| {
-            // CUDA takes a while to start, and some milliseconds for its first call after a pause: what needs no GPU is done
+            // CUDA takes a while to start, and some milliseconds for its first call after a pause. Other work is done
             // meanwhile.
             let gpu = scope.spawn(|| {
                 let device = device.open()?;
@@ -122,7 +122,7 @@ impl LoadTask {
         }
     }
 
-    /// The other processes of the group, if there is one.
+    /// Connects to the group, if there is one.
     fn meet(&self, plan: &Plan, options: &engine::Options) -> Result<Option<Met>> {
         let LoadRequest { model, group, .. } = &self.request;
         let Some((group, cuts)) = group else { return Ok(None) };
@@ -149,7 +149,7 @@ impl LoadTask {
         Ok(ended.outcome(&self.request.model, device, self.start, verdict))
     }
 
-    /// The arena is Python's, if it is a GPU's.
+    /// On a GPU, Python allocates the arena.
     fn fill_given_arena(
         &self,
         plan: Plan,
@@ -170,11 +170,11 @@ impl LoadTask {
             let arena = Arena::again(region, &plan)?;
             return self.fill_arena(plan, device, begin, prepared, arena, manifest);
         };
-        let arena = Arena::again(self.ask(bytes)?.into_region(gpu)?, &plan)?;
+        let arena = Arena::again(self.request_memory(bytes)?.into_region(gpu)?, &plan)?;
         self.fill_arena(plan, device, begin, prepared, arena, manifest)
     }
 
-    /// The memory is used again as tensors die.
+    /// Reuses the memory as tensors are freed.
     fn fill_pool(
         &self,
         plan: Plan,
@@ -185,7 +185,7 @@ impl LoadTask {
     ) -> Result<Outcome> {
         let bytes = most.min(plan.gpu_bytes).max(1).next_multiple_of(ARENA_UNIT) as usize;
         let pool = match &device.cuda {
-            Some(gpu) => Pool::of_lent(self.ask(bytes)?.into_region(gpu)?),
+            Some(gpu) => Pool::of_borrowed(self.request_memory(bytes)?.into_region(gpu)?),
             None => Pool::of_cpu(device.gpu.clone(), device.gpu.arena(bytes)?),
         };
         let _ = self.shared.pool.set((pool.clone(), device.cuda.clone()));
@@ -228,7 +228,7 @@ impl LoadTask {
             let region = streamed.arena.region(placed.at, placed.bytes)?;
             let tensor = whole(placed, region, pool.lease(segment), device.dlpack);
             self.shared.bytes.store(stream.bytes(), Ordering::Release);
-            // Before the last one is handed out: who drops it has the segment free.
+            // Before the last one is handed out: its drop frees the segment.
             if let Some(left) = left.get_mut(segment) {
                 *left -= 1;
                 if *left == 0 {
@@ -245,21 +245,21 @@ impl LoadTask {
         let _ = self.sender.send(LoadEvent::Tensor(Box::new(tensor)));
     }
 
-    /// Asks Python for GPU memory, and waits for it.
-    fn ask(&self, bytes: usize) -> Result<Brought> {
+    /// Requests GPU memory from Python, and waits for it.
+    fn request_memory(&self, bytes: usize) -> Result<BorrowedMemory> {
         let _ = self.sender.send(LoadEvent::Wanted(bytes));
         loop {
             self.check()?;
             match self.brought.recv_timeout(SIGNAL_POLL_INTERVAL) {
                 Ok(brought) => return Ok(brought),
                 Err(RecvTimeoutError::Timeout) => {}
-                // Nobody waits for the load any more.
+                // Python has dropped the job.
                 Err(RecvTimeoutError::Disconnected) => return Err(onehop_load::Error::Cancelled.into()),
             }
         }
     }
 
-    /// From now on this ends the load.
+    /// Lets a cancellation stop the engine.
     fn stop_by(&self, stopper: Stopper) -> Result<()> {
         *self.shared.stopper.lock().unwrap_or_else(PoisonError::into_inner) = Some(stopper);
         // A cancellation from before the stopper existed is stored.
@@ -283,7 +283,7 @@ impl LoadTask {
         Ok((Ended { plan, account, begin, took, rate, warnings }, arena))
     }
 
-    /// The tensors come when all of them are there.
+    /// Hands out the tensors when all have arrived.
     fn load_from_drive(&self, drive: &OpenDrive, options: &onehop_transfer::RouteOptions) -> Result<Outcome> {
         let LoadScope::Selection(selection) = &self.request.wanted else { return Err(Error::Lost) };
         let manifest = self.manifest()?;
@@ -292,7 +292,7 @@ impl LoadTask {
         let device = self.request.device.open()?;
         let begin = Instant::now();
         fits(&plan, &device)?;
-        // Memory that a drive reaches has to stay where it is when this process forks.
+        // Memory that a drive accesses must not move when this process forks.
         let shared: Arc<dyn Gpu> =
             if device.cuda.is_some() { device.gpu.clone() } else { Arc::new(Emulated::new()) };
         let gpu = Chosen { gpu: shared, why: device.why.clone() };
@@ -326,20 +326,20 @@ impl LoadTask {
         Ok(plan.map_err(onehop_load::Error::from)?)
     }
 
-    /// Hands tensors out as they arrive, if there is somebody to take them.
+    /// Hands tensors out as they arrive, unless Python makes them itself.
     fn arrive(&self, mut stream: Stream<RingEngine>, device: &GpuDevice) -> Result<Stream<RingEngine>> {
-        while let Some(lent) = stream.next()? {
+        while let Some(streamed) = stream.next()? {
             if self.request.memory == TensorMemory::Arena {
                 self.shared.bytes.store(stream.bytes(), Ordering::Release);
                 continue;
             }
             let tensor = match &self.request.wanted {
                 LoadScope::Selection(_) => {
-                    let Placed { at, bytes, .. } = lent.tensor;
-                    whole(lent.tensor, memory(lent.arena, *at, *bytes)?, None, device.dlpack)
+                    let Placed { at, bytes, .. } = streamed.tensor;
+                    whole(streamed.tensor, memory(streamed.arena, *at, *bytes)?, None, device.dlpack)
                 }
                 LoadScope::Part { tensor, part, view } => {
-                    view.tensor(&tensor.info, part, lent.arena, lent.tensor.at, device.dlpack)?
+                    view.tensor(&tensor.info, part, streamed.arena, streamed.tensor.at, device.dlpack)?
                 }
             };
             self.shared.bytes.store(stream.bytes(), Ordering::Release);
