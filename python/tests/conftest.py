@@ -1,6 +1,6 @@
-"""What the tests share: the devices and the libraries that this machine has, and model files made for them.
+"""Shared by the tests: the devices and libraries of this machine, and generated model files.
 
-A device or a library that is not there takes its tests away, and a line `SKIPPED: ` at the end says why.
+Tests of missing devices and libraries do not run, and a line `SKIPPED: ` at the end gives the reason.
 """
 
 import importlib
@@ -22,12 +22,12 @@ DTYPES = {
     "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }  # fmt: skip
 
-#: Why tests with a device or a library are not run here.
+#: The reasons why tests do not run here.
 MISSING = []
 
 
 def safetensors_file(path, tensors, metadata=None, pad=0):
-    """Writes a file by the format's rules: {name: (dtype, shape, bytes)}, the header `pad` bytes longer than it must be."""
+    """Writes a valid file: {name: (dtype, shape, bytes)}, with `pad` extra bytes in the header."""
     header, at = {}, 0
     if metadata is not None:
         header["__metadata__"] = metadata
@@ -41,7 +41,7 @@ def safetensors_file(path, tensors, metadata=None, pad=0):
 
 
 def random_tensor(dice, dtype, shape=None):
-    """A tensor of random bytes, which for BOOL are truth values."""
+    """A tensor of random bytes, or of bools for BOOL."""
     if shape is None:
         shape = [dice.choice([0, 1, 2, 3, 5, 8, 33]) for _ in range(dice.randrange(4))]
     if DTYPES[dtype] in (4, 6):
@@ -69,7 +69,7 @@ def _devices():
 
 
 def _frameworks(devices):
-    """Pairs of a library and a device that it reaches."""
+    """Pairs of a library and a device that it supports."""
     found = [("numpy", "cpu")]
     for name in ("torch", "cupy", "jax"):
         try:

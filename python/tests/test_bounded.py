@@ -1,4 +1,4 @@
-"""Streams in memory that is used again: every byte, the bound, and consumers that keep what they get."""
+"""Streams in reused memory: every byte, the bound, and consumers that keep tensors."""
 
 import gc
 import random
@@ -20,7 +20,7 @@ def rows(count, nbytes, seed=1):
 
 @pytest.mark.parametrize("max_bytes", [1, 4096, 100_000, 1 << 30])
 @pytest.mark.parametrize("route", ["cpu/cached", "auto"])
-def test_all_bytes_come_through(tmp_path, max_bytes, route):
+def test_all_bytes_arrive(tmp_path, max_bytes, route):
     tensors = random_model(9, count=60)
     tensors |= rows(40, 30_001)
     path = safetensors_file(tmp_path / "m", tensors, pad=5)
@@ -33,7 +33,7 @@ def test_all_bytes_come_through(tmp_path, max_bytes, route):
     assert stream.outcome.bytes == sum(len(data) for _, _, data in tensors.values())
 
 
-def test_memory_is_used_again(tmp_path):
+def test_memory_is_reused(tmp_path):
     path = safetensors_file(tmp_path / "m", rows(256, 64 * KIB))
     places = set()
     with onehop.stream(path, "cpu", framework="numpy", max_bytes=1024 * KIB) as stream:
@@ -44,7 +44,7 @@ def test_memory_is_used_again(tmp_path):
     assert max(places) - min(places) < 1024 * KIB
 
 
-def test_what_is_kept_stays_and_is_told_of(tmp_path):
+def test_kept_tensors_stay_and_are_reported(tmp_path):
     tensors = rows(64, 64 * KIB)
     path = safetensors_file(tmp_path / "m", tensors)
     with onehop.stream(path, "cpu", framework="numpy", max_bytes=256 * KIB) as stream:
@@ -66,7 +66,7 @@ def test_every_second_tensor_is_kept(tmp_path):
     assert len(kept) == 50 and all(array.tobytes() == tensors[name][2] for name, array in kept.items())
 
 
-def test_a_tensor_longer_than_the_bound_passes(tmp_path):
+def test_a_tensor_longer_than_the_bound_arrives(tmp_path):
     tensors = rows(10, 20_000) | {"z.large": ("U8", [3_000_000], bytes(3_000_000))} | rows(10, 20_001, seed=2)
     path = safetensors_file(tmp_path / "m", tensors)
     with onehop.stream(path, "cpu", max_bytes=65_536) as stream:
@@ -104,7 +104,7 @@ def test_leaving_a_bounded_stream_ends_it(tmp_path):
         assert len(tensor.tobytes()) == 64 * KIB
 
 
-class Posing:
+class FakeTensor:
     """Acts as a tensor of 128 bytes."""
 
     def data_ptr(self):
@@ -122,7 +122,7 @@ def test_memory_that_is_not_its_owners_is_refused(tmp_path, at, nbytes):
     path = safetensors_file(tmp_path / "m", rows(8, 4 * KIB))
     with onehop.stream(path, "cpu", max_bytes=16 * KIB) as stream:
         with pytest.raises(onehop.errors.RequestError, match="not those of a tensor of 128 bytes at 0x1000"):
-            stream._job.bring(at, nbytes, Posing())
+            stream._job.bring(at, nbytes, FakeTensor())
         with pytest.raises(AttributeError):
             stream._job.bring(at, nbytes, object())
         assert len([name for name, _ in stream]) == 8
@@ -131,7 +131,7 @@ def test_memory_that_is_not_its_owners_is_refused(tmp_path, at, nbytes):
 @pytest.mark.parametrize(
     "options", [{"max_bytes": 0}, {"max_bytes": 1000, "verify": True}, {"max_bytes": 1000, "manifest": "m.json"}]
 )
-def test_what_makes_no_sense_is_refused(tmp_path, options):
+def test_invalid_options_are_refused(tmp_path, options):
     path = safetensors_file(tmp_path / "m", rows(1, 10))
     with pytest.raises(onehop.errors.RequestError):
         onehop.stream(path, "cpu", **options)

@@ -1,4 +1,4 @@
-"""Beside torch at work in the same process: graphs that other threads capture and replay, callbacks that want Python, forks."""
+"""With torch at work in the same process: other threads capture and replay graphs; callbacks need Python; forks."""
 
 import contextlib
 import ctypes
@@ -18,7 +18,7 @@ LONGEST = 120
 
 
 class Capturer(threading.Thread):
-    """Captures a graph in torch's own mode, the global one, and replays it, again and again."""
+    """Captures a graph in torch's own mode, the global one, and replays it, repeatedly."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -32,7 +32,7 @@ class Capturer(threading.Thread):
                 while not self.over.is_set():
                     self.round(stream, given)
                     self.rounds += 1
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
+        except Exception as error:  # noqa: BLE001 - the test shows it
             self.error = error
 
     def round(self, stream, given):
@@ -48,13 +48,13 @@ class Capturer(threading.Thread):
         stream.synchronize()
         assert made[-1].item() == self.rounds % 1000 * 3 + 1
         if self.rounds % 100 == 0:
-            # Each graph has had memory of its own, which torch keeps.
+            # Each graph had its own memory, which torch keeps.
             torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager
 def _relaxed():
-    """For what this test itself asks of torch: CUDA refuses a thread to wait while another one captures in the global mode."""
+    """For this test's own calls of torch: CUDA lets no thread wait while another captures in the global mode."""
     cuda, mode = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(2)
     cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
@@ -93,18 +93,18 @@ def _round(turn, path, tensors):
         with onehop.stream(path, "cuda:0") as stream:
             for name, tensor in stream:
                 arrived[name] = tensor.tobytes()
-        assert arrived == _bytes(tensors), f"round {turn} streamed other bytes"
+        assert arrived == _bytes(tensors), f"round {turn} streamed wrong bytes"
         return arrived
     if turn % 6 == 2:
         loaded = onehop.load(path, "cuda:0").tensors
         assert {name: tensor.tobytes() for name, tensor in loaded.items()} == _bytes(tensors), turn
         return loaded
     with onehop.stream(path, "cuda:0") as stream:
-        # Closed with the rest under way.
+        # Closed while the rest is loading.
         return next(iter(stream))
 
 
-def _beside_captures(folder):
+def _with_captures(folder):
     tensors = random_model(7, ("F32", "BF16", "U8"), 24)
     tensors["large"] = ("U8", [3 << 20], bytes(range(256)) * (3 << 12))
     path = safetensors_file(folder / "model", tensors)
@@ -115,15 +115,15 @@ def _beside_captures(folder):
     start, turns, held = time.monotonic(), 0, None
     try:
         while (turns < ROUNDS or capturer.rounds < ROUNDS) and capturer.is_alive():
-            # What the round before left goes when this one's has come, or before it.
+            # The last round's tensors are dropped before or after this one's load.
             held = _round(turns, path, tensors) if turns % 3 else (held, _round(turns, path, tensors))[1]
             turns += 1
-            assert time.monotonic() - start < LONGEST, f"{turns} rounds beside {capturer.rounds} captures"
+            assert time.monotonic() - start < LONGEST, f"{turns} rounds during {capturer.rounds} captures"
     finally:
         capturer.over.set()
         capturer.join(60)
     assert capturer.error is None, f"after {turns} rounds and {capturer.rounds} captures: {capturer.error}"
-    print(f"{turns} rounds beside {capturer.rounds} captures in {time.monotonic() - start:.1f} s")
+    print(f"{turns} rounds during {capturer.rounds} captures in {time.monotonic() - start:.1f} s")
     last = load_file(path, "cuda:0")
     assert _torch_bytes(last) == _bytes(tensors)
     del last, held
@@ -132,14 +132,14 @@ def _beside_captures(folder):
     assert torch.cuda.mem_get_info()[0] > free - (512 << 20)
 
 
-def test_loads_and_drops_beside_captures_and_replays(tmp_path):
-    # In a process without JAX on the GPU: beside it captures broke within seconds, without it none of 61 000 did.
-    script = f"import pathlib, test_capture; test_capture._beside_captures(pathlib.Path({str(tmp_path)!r})); print('done')"
+def test_loads_and_drops_with_captures_and_replays(tmp_path):
+    # Without JAX on the GPU: with it, captures broke within seconds; without it, none of 61 000 did.
+    script = f"import pathlib, test_capture; test_capture._with_captures(pathlib.Path({str(tmp_path)!r})); print('done')"
     _run(script, tmp_path, 200, cwd=os.path.dirname(__file__), env={**os.environ, "JAX_PLATFORMS": "cpu"})
 
 
 def _run(script, path, limit=90, **where):
-    """Runs a script in a process of its own: where Python stands still, the test must not."""
+    """Runs a script in a separate process: if Python hangs, the test must not."""
     ran = subprocess.run([sys.executable, "-c", script, str(path)], timeout=limit, capture_output=True, text=True, **where)
     assert ran.returncode == 0 and ran.stdout.strip().endswith("done"), ran.stdout + ran.stderr
 
@@ -194,7 +194,7 @@ print("done", flush=True)
 """
 
 
-def test_a_drop_does_not_wait_for_a_callback_that_wants_python(tmp_path):
+def test_a_drop_does_not_wait_for_a_callback_that_needs_python(tmp_path):
     _run(LOAD + CALLBACK, safetensors_file(tmp_path / "m", random_model(1, ["BF16"])))
 
 
@@ -202,5 +202,5 @@ def test_a_forked_process_drops_what_it_does_not_own(tmp_path):
     _run(LOAD + FORK, safetensors_file(tmp_path / "m", random_model(2, ["BF16"])))
 
 
-def test_the_interpreter_ends_with_tensors_and_kernels_under_way(tmp_path):
+def test_the_interpreter_exits_while_kernels_run(tmp_path):
     _run(LOAD + EXIT, safetensors_file(tmp_path / "m", random_model(3, ["BF16"])))

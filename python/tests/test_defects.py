@@ -1,4 +1,4 @@
-"""What users ran into."""
+"""Bugs that users found."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ from conftest import random_model, safetensors_file
 from onehop import _stream, errors
 
 
-def test_a_file_object_is_no_path(tmp_path):
+def test_a_file_object_is_not_a_path(tmp_path):
     path = safetensors_file(tmp_path / "m", random_model(1))
     with open(path, "rb") as file, pytest.raises(TypeError, match="path"):
         onehop.load(file, "cpu")
@@ -52,7 +52,7 @@ def test_asarray_of_a_gpu_tensor(tmp_path, device):
             numpy.asarray(tensor)
 
 
-def test_errors_are_those_of_safetensors_too(tmp_path):
+def test_errors_are_also_those_of_safetensors(tmp_path):
     (tmp_path / "m.safetensors").write_bytes(b"nonsense")
     with pytest.raises(safetensors.SafetensorError) as caught:
         onehop.load(tmp_path / "m.safetensors", "cpu")
@@ -162,15 +162,15 @@ def test_bytes_that_do_not_fit_into_memory_are_a_memory_error(tmp_path):
         "try:\n    tensor.tobytes()\n"
         "except MemoryError:\n    print('done')\n"
     )
-    # There is room for neither the first list, nor the bytes made of it.
+    # Neither the first list nor the bytes made of it fit.
     for more in [size // 2, size + size // 2]:
         command = [sys.executable, "-c", script, str(path), str(more)]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert ran.stdout.strip() == "done", ran.stdout + ran.stderr
 
 
-def test_python_s_end_beside_threads_that_read_tensors(tmp_path):
-    """Python ends daemon threads by an unwind, which must not meet native code on their stacks."""
+def test_python_exits_while_threads_read_tensors(tmp_path):
+    """Python unwinds daemon threads, which must have no native code on their stacks."""
     path = safetensors_file(tmp_path / "m", {"a": ("F32", [64, 64], bytes(16 << 10))})
     script = (
         "import sys, threading, time, numpy, onehop\n"
@@ -194,7 +194,7 @@ def test_small_tensors_one_by_one(tmp_path):
     tensors = {f"t{i}": ("F32", [64, 64], dice.randbytes(16 << 10)) for i in range(1000)}
     path = safetensors_file(tmp_path / "m", tensors)
     fastest = float("inf")
-    # More than once, for a machine that is busy with something else for a moment.
+    # More than once, in case the machine is busy for a moment.
     for _ in range(5):
         with onehop.safe_open(path, "np") as f:
             start = time.monotonic()
@@ -206,7 +206,7 @@ def test_small_tensors_one_by_one(tmp_path):
     assert fastest < 0.6
 
 
-def test_a_file_that_is_cut_while_it_is_open(tmp_path):
+def test_a_file_that_is_truncated_while_open(tmp_path):
     path = safetensors_file(tmp_path / "m", {"a": ("U8", [100_000], bytes(100_000))})
     with onehop.safe_open(path) as f:
         with open(path, "r+b") as file:
@@ -216,7 +216,7 @@ def test_a_file_that_is_cut_while_it_is_open(tmp_path):
 
 
 @pytest.mark.parametrize("is_cuda", [False, True])
-def test_copies_into_the_hosts_memory_are_waited_for(is_cuda):
+def test_copies_into_host_memory_are_complete(is_cuda):
     copied = []
     target = types.SimpleNamespace(
         shape=(2, 3), is_cuda=is_cuda, copy_=lambda tensor, non_blocking: copied.append((tensor, non_blocking))
@@ -246,7 +246,7 @@ def test_two_threads_at_one_stream_release_each_fence_once_and_in_order():
             self.fence = fence
 
         def query(self):
-            # Another thread looks meanwhile.
+            # Another thread checks meanwhile.
             time.sleep(0.001)
             return self.fence in passed
 
@@ -261,12 +261,12 @@ def test_two_threads_at_one_stream_release_each_fence_once_and_in_order():
     for thread in threads:
         thread.join()
     assert released == list(range(10))
-    # A forked child asks nothing of the GPU, and waits for no lock of a thread that it does not have.
-    memory._process, asked = -1, memory._recycling.acquire()
-    assert asked and memory.recycle(Job()) is False
+    # A forked child does not call the GPU or wait for the parent's lock.
+    memory._process, is_locked = -1, memory._recycling.acquire()
+    assert is_locked and memory.recycle(Job()) is False
 
 
-def test_dead_memory_whose_fence_fails_gets_one_at_the_next_call():
+def test_freed_memory_whose_fence_fails_gets_one_at_the_next_call():
     fenced, failures, is_capturing = [], [RuntimeError("a CUDA error"), KeyboardInterrupt()], [False]
 
     class Job:
@@ -301,13 +301,13 @@ def test_dead_memory_whose_fence_fails_gets_one_at_the_next_call():
     for error in (KeyboardInterrupt, RuntimeError):
         with pytest.raises(error):
             memory.recycle(Job())
-    # In a graph the event would mark a moment of its replay.
+    # In a graph the event would be part of its replay.
     is_capturing[0] = True
     with pytest.raises(onehop.errors.RequestError, match="captures a graph"):
         memory.recycle(Job())
     assert fenced == []
     is_capturing[0] = False
-    # Told once more where it is not known whether it was heard.
+    # Reported again if the first report may have been lost.
     with pytest.raises(KeyboardInterrupt):
         memory.recycle(Job())
     assert memory.recycle(Job()) is False

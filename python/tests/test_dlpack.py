@@ -1,4 +1,4 @@
-"""The capsules themselves, read as C reads them, and how long the memory behind them stays."""
+"""DLPack capsules, read as C reads them, and the lifetime of their memory."""
 
 import ctypes
 import gc
@@ -31,7 +31,7 @@ class Legacy(ctypes.Structure):
 
 
 def read(capsule):
-    """What is in a capsule, which has to outlive the result."""
+    """The contents of a capsule, which must outlive the result."""
     name, layout = (b"dltensor_versioned", Versioned) if "dltensor_versioned" in repr(capsule) else (b"dltensor", Legacy)
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -52,15 +52,15 @@ CODES = {
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("version", [None, (1, 0), (1, 3), (2, 0)])
-def test_what_capsules_say(tmp_path, device, dtype, version):
+def test_capsule_contents(tmp_path, device, dtype, version):
     tensor, data = load(tmp_path, device, dtype)
     capsule = tensor.__dlpack__(max_version=version)
-    held = read(capsule)
+    content = read(capsule)
     if version is None:
-        assert isinstance(held, Legacy)
+        assert isinstance(content, Legacy)
     else:
-        assert (held.major, held.minor, held.flags) == (1, 0 if version == (1, 0) else 1, 0)
-    inner = held.tensor
+        assert (content.major, content.minor, content.flags) == (1, 0 if version == (1, 0) else 1, 0)
+    inner = content.tensor
     packed = dtype in ("F4", "F6_E2M3", "F6_E3M2")
     assert (inner.code, inner.bits, inner.lanes) == ((1, 8, 1) if packed else (CODES[dtype], DTYPES[dtype], 1))
     assert (inner.kind, inner.id) == tensor.__dlpack_device__() == ((1, 0) if device == "cpu" else (2, 0))
@@ -72,7 +72,7 @@ def test_what_capsules_say(tmp_path, device, dtype, version):
         assert ctypes.string_at(inner.data, len(data)) == data
 
 
-def test_streams_are_checked_though_none_has_to_wait(tmp_path, device):
+def test_streams_are_checked(tmp_path, device):
     tensor, _ = load(tmp_path, device)
     for good in [None, -1] + ([] if device == "cpu" else [1, 2, 0x5555]):
         tensor.__dlpack__(stream=good)
@@ -81,7 +81,7 @@ def test_streams_are_checked_though_none_has_to_wait(tmp_path, device):
             tensor.__dlpack__(stream=bad)
 
 
-def test_two_takings_are_the_same_memory(tmp_path):
+def test_two_imports_share_memory(tmp_path):
     tensor, data = load(tmp_path, "cpu")
     one, two = numpy.from_dlpack(tensor), numpy.from_dlpack(tensor)
     assert one.ctypes.data == two.ctypes.data and one.tobytes() == data
@@ -89,14 +89,14 @@ def test_two_takings_are_the_same_memory(tmp_path):
     assert two[0, 0, 0] == 42 and onehop.Tensor.tobytes(tensor) == one.tobytes()
 
 
-def test_copies_are_made_where_they_are_asked_for(tmp_path, device):
+def test_copies_are_made_on_request(tmp_path, device):
     tensor, data = load(tmp_path, device)
     capsule = tensor.__dlpack__(max_version=(1, 1), dl_device=(1, 0), copy=True)
-    held = read(capsule)
-    assert (held.flags, held.tensor.kind) == (2, 1)
-    assert ctypes.string_at(held.tensor.data, len(data)) == data
+    content = read(capsule)
+    assert (content.flags, content.tensor.kind) == (2, 1)
+    assert ctypes.string_at(content.tensor.data, len(data)) == data
     if device == "cpu":
-        assert held.tensor.data != read(tensor.__dlpack__()).tensor.data
+        assert content.tensor.data != read(tensor.__dlpack__()).tensor.data
         copy = numpy.from_dlpack(tensor, copy=True)
         copy[...] = 0
         assert tensor.tobytes() == data
@@ -110,12 +110,12 @@ def test_copies_are_made_where_they_are_asked_for(tmp_path, device):
         tensor.__dlpack__(dl_device=(2, 7))
 
 
-def test_the_memory_stays_as_long_as_anything_made_of_it(tmp_path):
+def test_memory_lives_as_long_as_its_users(tmp_path):
     tensor, data = load(tmp_path, "cpu")
     array = numpy.from_dlpack(tensor)[1:]
     del tensor
     gc.collect()
-    # Memory that had been given back would most likely be somebody else's by now.
+    # Freed memory would most likely be reused by now.
     others = [load(tmp_path, "cpu")[0] for _ in range(20)]
     assert array.tobytes() == data[len(data) // 2 :] and len(others) == 20
 
@@ -125,7 +125,7 @@ def resident():
         return int(statm.read().split()[1]) * 4096
 
 
-def test_memory_goes_when_nothing_is_made_of_it_any_more(tmp_path, device):
+def test_memory_is_freed_after_its_last_user(tmp_path, device):
     size = 32 << 20
     path = safetensors_file(tmp_path / "m", {"t": ("U8", [size], bytes(size))})
     for i in range(24):

@@ -1,4 +1,4 @@
-"""Loads from a drive that onehop drives by itself: a simulated one, and one that a vfio-user server has."""
+"""Loads from a drive that onehop drives itself: a simulated one, and one of a vfio-user server."""
 
 import gc
 import os
@@ -44,7 +44,7 @@ def on_drive(tmp_path):
 
     def write(rest, metadata):
         def write(path):
-            # The data begins so many bytes behind a multiple of 8.
+            # The data begins `rest` bytes after a multiple of 8.
             length = len(safetensors_file(path, tensors, metadata).read_bytes())
             data = sum(len(data) for _, _, data in tensors.values())
             safetensors_file(path, tensors, metadata, pad=(rest - (length - data)) % 8)
@@ -73,23 +73,23 @@ def test_every_byte_by_every_route(on_drive, route, file):
     assert (outcome.route, outcome.initiator) == (route, route[:3])
     assert outcome.simulated == ["drive", "gpu"] and outcome.drive
     assert outcome.verified and outcome.verified_by
-    # This name is that of two placements, and the better one takes a controller memory buffer.
+    # This name is that of two placements; the better one needs a controller memory buffer.
     assert [why.route for why in outcome.why_not_better] == ["gpu/posted"] * (route == "gpu/posted")
     assert outcome.bytes == sum(len(data) for _, _, data in tensors.values())
     assert outcome.direct_bytes + outcome.staged_bytes == outcome.read_bytes
-    # Where tensors lie as the drive can put them, it does so, unless the route has no such way.
+    # The drive writes aligned tensors directly, unless the route does not support it.
     assert (outcome.direct_bytes > 2_000_000) == (route != "cpu/pinned" and file == "even")
     assert all(tensor.device == "cpu" for tensor in loaded.tensors.values())
     assert loaded.metadata == ({"made": "by a test"} if file == "even" else {})
 
 
 @needs_image
-def test_the_best_route_and_what_kept_better_ones(on_drive):
+def test_the_best_route_and_why_not_better_ones(on_drive):
     image, tensors = on_drive
     loaded = onehop.load("/even.safetensors", "cpu", drive=f"sim:{image}")
     same(loaded, tensors)
     assert loaded.outcome.route == "gpu/tier3" and loaded.outcome.why_not_better == []
-    # One queue that is left is none for a GPU beside that of the file system's reader.
+    # The file system's reader takes the only queue, so the GPU gets none.
     with pytest.raises(errors.RouteError, match="no route works here: gpu/tier3") as refused:
         onehop.load("/even.safetensors", "cpu", drive=f"sim:{image}?queues=1")
     tried = refused.value.tried
@@ -117,7 +117,7 @@ def test_an_extent_map_in_place_of_a_path(on_drive, tmp_path):
     loaded = onehop.load(None, "cpu", drive=drive, extent_map=extent_map, verify=True)
     same(loaded, tensors)
     assert loaded.outcome.verified and "map" in loaded.outcome.verified_by
-    # What changed on the drive since is found.
+    # Later changes on the drive are found.
     start = tensors["large"][2][:4000]
     image.write_bytes(image.read_bytes().replace(start, bytes([start[0] ^ 1]) + start[1:]))
     with pytest.raises(errors.ChangedFileError, match="has changed"):
@@ -125,7 +125,7 @@ def test_an_extent_map_in_place_of_a_path(on_drive, tmp_path):
 
 
 @needs_image
-def test_what_is_refused(on_drive, tmp_path):
+def test_refusals(on_drive, tmp_path):
     image, _ = on_drive
     drive, path = f"sim:{image}", "/even.safetensors"
     blank = tmp_path / "blank.img"
@@ -177,7 +177,7 @@ def served(on_drive, tmp_path):
 
 
 @needs_server
-def test_a_drive_that_a_server_has(served):
+def test_a_vfio_user_drive(served):
     drive, tensors = served
     for route in ["auto", *ROUTES]:
         loaded = onehop.load("/odd.safetensors", "cpu", drive=drive, route=route, verify=True)
@@ -185,12 +185,12 @@ def test_a_drive_that_a_server_has(served):
         assert loaded.outcome.route == ("gpu/tier3" if route == "auto" else route)
         assert "drive" in loaded.outcome.simulated and loaded.outcome.verified
     # The server has one client at a time. A load that fails has closed the drive, even while its error is kept.
-    with pytest.raises(errors.MissingFileError) as held:
+    with pytest.raises(errors.MissingFileError) as first:
         onehop.load("/missing", "cpu", drive=drive)
-    with pytest.raises(errors.DeviceError) as held_too:
+    with pytest.raises(errors.DeviceError) as second:
         onehop.load("/odd.safetensors", "cuda:63", drive=drive)
     same(onehop.load("/odd.safetensors", "cpu", drive=drive), tensors)
-    assert held.value.args and held_too.value.args
+    assert first.value.args and second.value.args
 
 
 @needs_server
@@ -254,7 +254,7 @@ def test_a_signal_ends_it(long_load):
 
 
 @needs_image
-def test_other_threads_go_on_and_see_it_grow(long_load):
+def test_other_threads_run_and_see_progress(long_load):
     over, turns, seen = threading.Event(), [], []
 
     def count():

@@ -1,4 +1,4 @@
-"""The plugins of serving engines, in miniatures of these: without torch the tensors are NumPy's."""
+"""The plugins of serving engines, in mocks of these: without torch the tensors are NumPy's."""
 
 import importlib.metadata
 import sys
@@ -16,7 +16,7 @@ TYPES = ["U8", "F32", "I64"]
 
 @pytest.fixture
 def engines(monkeypatch):
-    """Has `vllm` and `sglang` be the miniatures."""
+    """Makes `vllm` and `sglang` the mocks."""
     for name in [name for name in sys.modules if name.split(".")[0] in ("vllm", "sglang")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "engines"))
@@ -53,7 +53,7 @@ def vllm_loader(**extra):
     from onehop import vllm as plugin
     from vllm.model_executor.model_loader import get_model_loader
 
-    # As vLLM does in some processes more than once.
+    # vLLM does so more than once in some processes.
     plugin.register()
     plugin.register()
     return get_model_loader(load_config(**extra))
@@ -65,13 +65,13 @@ def test_vllm_reads_by_onehop(engines, model, extra):
     loader = vllm_loader(**extra)
     source = loader.Source(str(path), prefix="p.")
     assert collected(loader._get_weights_iterator(source)) == {f"p.{name}": data for name, data in expected.items()}
-    # Again, as reload does, beside a second source.
+    # Again, as reload does, with a second source.
     config = types.SimpleNamespace(model=str(path))
     both = types.SimpleNamespace(secondary_weights=[source])
     assert len(collected(loader.get_all_weights(config, both))) == 2 * len(expected)
 
 
-def test_vllm_is_as_it_was_afterwards(engines, model):
+def test_vllm_is_restored_afterwards(engines, model):
     loader = vllm_loader()
     from vllm.model_executor.model_loader import default_loader, weight_utils
 
@@ -101,7 +101,7 @@ def test_options_of_the_wrong_type_are_refused(engines, extra):
         vllm_loader(**extra)
 
 
-def test_options_of_others_are_the_engines(engines):
+def test_other_options_go_to_the_engine(engines):
     with pytest.raises(ValueError, match="magic"):
         vllm_loader(magic=1)
     assert vllm_loader(enable_multithread_load=True).load_config.model_loader_extra_config == {
@@ -109,7 +109,7 @@ def test_options_of_others_are_the_engines(engines):
     }
 
 
-def test_a_vllm_without_the_iterator_is_told_of(engines, model, monkeypatch):
+def test_a_vllm_without_the_iterator_is_an_error(engines, model, monkeypatch):
     loader = vllm_loader()
     from vllm.model_executor.model_loader import default_loader
 
@@ -137,12 +137,12 @@ def test_sglang_reads_by_onehop(engines, model, threads):
     assert collected(loader._get_weights_iterator(loader.Source(str(path), prefix="p."))) == {
         f"p.{name}": data for name, data in expected.items()
     }
-    # Other loaders and other formats are theirs.
+    # Other loaders and formats stay theirs.
     assert type(loaders.get_model_loader(config, "quantized")) is loaders.QuantizedLoader
     assert type(loaders.get_model_loader(LoadConfig("safetensors"))) is loaders.DefaultModelLoader
 
 
-def test_entry_points_name_what_there_is():
+def test_entry_points_resolve():
     for group, module in (("vllm.general_plugins", "onehop.vllm"), ("sglang.srt.plugins", "onehop.sglang")):
         found = [p for p in importlib.metadata.entry_points().get(group, [])] if sys.version_info < (3, 10) else list(
             importlib.metadata.entry_points(group=group)

@@ -1,4 +1,4 @@
-"""What is refused, and as which exception. None of it ends in anything else, or in nothing."""
+"""What is refused, and by which exception. Nothing else is raised, and nothing succeeds."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def tensor(dtype="F32", shape=(1,), offsets=(0, 4)):
     return json.dumps({"t": {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}})
 
 
-#: Files that are none, with what each breaks.
+#: Invalid files, by what each breaks.
 HOSTILE = {
     "empty": b"",
     "seven bytes": b"\1\0\0\0\0\0\0",
@@ -68,7 +68,7 @@ def test_hostile_files(tmp_path, what):
 
 
 def test_headers_with_a_byte_changed(tmp_path):
-    """Whatever a byte is changed to: the tensors, or an exception of ours, and what safetensors refuses is refused."""
+    """For any change of a byte: the tensors, or our exception, and no file that safetensors refuses."""
     path, dice = tmp_path / "m", random.Random(6)
     safetensors_file(path, random_model(6, ["F32", "I8"], 3))
     sound = path.read_bytes()
@@ -87,16 +87,16 @@ def test_headers_with_a_byte_changed(tmp_path):
     assert refused > 100
 
 
-def test_what_is_no_file(tmp_path):
+def test_paths_that_are_not_files(tmp_path):
     with pytest.raises(FileNotFoundError) as missing:
         onehop.load(tmp_path / "missing")
     assert isinstance(missing.value, errors.MissingFileError)
     assert missing.value.filename == str(tmp_path / "missing") and missing.value.errno == 2
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
-    for odd, word in [("fifo", "FIFO"), ("circle", "circle")]:
+    for name, word in [("fifo", "FIFO"), ("circle", "circle")]:
         with pytest.raises(OSError, match=word) as refused:
-            onehop.load(tmp_path / odd)
+            onehop.load(tmp_path / name)
         assert isinstance(refused.value, errors.FileError)
     (tmp_path / "folder").mkdir()
     with pytest.raises(errors.FormatError, match="holds no"):
@@ -111,10 +111,10 @@ def test_what_is_no_file(tmp_path):
             onehop.load(bad)
 
 
-def test_what_may_not_be_read(tmp_path):
+def test_unreadable_files(tmp_path):
     path = safetensors_file(tmp_path / "m", {})
     path.chmod(0)
-    # Root may read everything, so somebody else tries.
+    # Root may read everything, so another user tries.
     child = os.fork()
     if child == 0:
         signal.alarm(60)
@@ -129,7 +129,7 @@ def test_what_may_not_be_read(tmp_path):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_requests_that_make_no_sense(model_file):
+def test_invalid_requests(model_file):
     path, _ = model_file
     for options in [
         {"device": "gpu"}, {"device": "cuda:x"}, {"device": "cuda:-1"}, {"device": True}, {"device": ""},
@@ -170,7 +170,7 @@ def test_files_of_two_models_in_a_directory(tmp_path):
     assert len(onehop.load_file(sorted(tmp_path.iterdir()), "cpu")) == 2
 
 
-def test_more_shards_than_a_shell_allows_files(tmp_path):
+def test_more_shards_than_the_file_limit(tmp_path):
     for i in range(1, 301):
         safetensors_file(tmp_path / f"m-{i:05}-of-00300.safetensors", {f"t{i}": ("U8", [1], b"\1")})
     script = (
@@ -184,12 +184,12 @@ def test_more_shards_than_a_shell_allows_files(tmp_path):
         "print(len(loaded.tensors), few, many > 900, many < 2000)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=120)
-    # A load of one file takes no more than its needs, and those of 300 shards are met and not exceeded by much.
+    # A load of one file raises the limit only as needed, and one of 300 shards not much more.
     tensors, few, enough, bounded = done.stdout.split() or [done.stderr]
     assert (tensors, enough, bounded) == ("300", "True", "True") and int(few) < 256, done
 
 
-def test_what_changes_no_bytes_is_a_warning(tmp_path, device):
+def test_changes_of_no_bytes_are_warnings(tmp_path, device):
     path = safetensors_file(tmp_path / "m", random_model(3))
     with onehop.safe_open(path, device=device) as f:
         os.link(path, tmp_path / "other")
@@ -204,7 +204,7 @@ def test_files_that_change_during_a_load(tmp_path, device):
     size = 8 << 20
     path = safetensors_file(tmp_path / "m", {str(i): ("U8", [size], bytes(size)) for i in range(4)})
     arriving = onehop.stream(path, device, threads=1)
-    # The files are open from here on: what changes now is seen at the end at the latest.
+    # The files are open now: later changes are detected by the end at the latest.
     os.utime(path)
     with pytest.raises(errors.ChangedFileError, match="changed while it was loaded"):
         list(arriving)

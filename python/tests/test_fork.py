@@ -1,4 +1,4 @@
-"""Processes that fork, and interpreters that end, while a load is under way: on the CPU, so on every machine."""
+"""Processes that fork, and interpreters that exit, during a load: on the CPU, so on every machine."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import gc, os, signal, sys, threading, time, onehop
 from onehop import errors
 
 def child(f):
-    # Runs f in a forked process, which has to end by itself.
+    # Runs f in a forked process, which has to exit unaided.
     pid = os.fork()
     if pid == 0:
         signal.alarm(20)
@@ -23,7 +23,7 @@ def child(f):
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
-# What was imported is no part of what a child collects and is timed by.
+# Children must not collect what was imported, as they are timed.
 gc.collect()
 gc.freeze()
 stream = onehop.stream(sys.argv[1], "cpu")
@@ -32,7 +32,7 @@ first = next(iter(stream))
 
 SCRIPTS = {
     "a child is refused the rest of its parent's load": """
-def ask():
+def take():
     try:
         for _ in stream:
             pass
@@ -40,7 +40,7 @@ def ask():
         assert "fork" in str(error), error
     else:
         raise AssertionError("a child got tensors of its parent's load")
-child(ask)
+child(take)
 assert len(list(stream)) > 10
 """,
     "a child drops a load while another thread waits for it": """
@@ -57,10 +57,10 @@ for _ in range(20):
     child(drop)
 waiting.join()
 """,
-    "a child looks at the memory of its parent's bounded stream": """
+    "a child checks the memory of its parent's bounded stream": """
 bounded = onehop.stream(sys.argv[1], "cpu", max_bytes=4096)
 kept = next(bounded)
-def look():
+def check():
     assert bounded.grown == 0
     try:
         next(bounded)
@@ -70,7 +70,7 @@ def look():
         raise AssertionError("a child got tensors of its parent's load")
 # Meanwhile readers take the memory's lock all the time.
 for _ in range(100):
-    child(look)
+    child(check)
 bounded.close()
 """,
     "a child's changes of tensors are its own": """
@@ -90,12 +90,12 @@ assert all(array.tobytes() == before[name] for name, array in arrays.items())
 child(lambda: onehop.load(sys.argv[1], "cpu"))
 assert first[1].tobytes() is not None
 """,
-    "the interpreter ends with a load under way": "",
+    "the interpreter exits during a load": "",
 }
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
-def test_in_a_process_of_its_own(script, tmp_path):
+def test_in_a_separate_process(script, tmp_path):
     path = safetensors_file(tmp_path / "m", random_model(3, ["F32", "BF16"], 40))
     ran = subprocess.run(
         [sys.executable, "-c", BEGIN + script + "print('done', flush=True)\n", str(path)],

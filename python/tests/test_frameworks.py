@@ -1,4 +1,4 @@
-"""Each library that this machine has, on each device that it reaches: the bytes, and that nothing was copied."""
+"""Each library of this machine, on each device that it supports: the bytes, and that none were copied."""
 
 import random
 
@@ -6,12 +6,12 @@ import numpy
 import onehop
 from conftest import random_tensor, safetensors_file
 
-#: The types that every library takes, and tensors of which none is empty.
+#: The types that every library supports.
 COMMON = ["U8", "I8", "I16", "I32", "F16", "F32"]
 
 
 def on_host(framework, tensor):
-    """A copy of a library's tensor, as NumPy has it."""
+    """A copy of a library's tensor, for NumPy."""
     if framework == "torch":
         return tensor.cpu().numpy()
     return tensor.get() if framework == "cupy" else numpy.asarray(tensor)
@@ -44,7 +44,7 @@ def test_bytes_and_no_copies(tmp_path, framework, device):
         assert pointer(framework, convert(tensor)) == pointer(framework, convert(tensor))
 
 
-def test_what_was_taken_outlives_what_was_loaded(tmp_path, framework, device):
+def test_converted_tensors_outlive_the_load(tmp_path, framework, device):
     path, tensors = model(tmp_path)
     for round in range(3):
         kept = dict(list(onehop.stream(path, device, framework=framework))[:3])
@@ -52,7 +52,7 @@ def test_what_was_taken_outlives_what_was_loaded(tmp_path, framework, device):
         assert on_host(framework, tensor).tobytes() == tensors[name][2]
 
 
-def test_work_that_is_under_way_when_the_tensor_goes(tmp_path, framework, device):
+def test_a_tensor_is_dropped_while_work_reads_it(tmp_path, framework, device):
     data = random.Random(0).randbytes(16 << 20)
     path = safetensors_file(tmp_path / "m", {"t": ("U8", [4096, 4096], data)})
     for _ in range(3):

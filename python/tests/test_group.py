@@ -1,4 +1,4 @@
-"""Processes that load together: all bytes, read once; and what the others are told when one of them fails."""
+"""Processes that load together: all bytes, read once; and the errors of the others when one fails."""
 
 import importlib.util
 import multiprocessing
@@ -33,11 +33,11 @@ def _rank(name, rank, size, path, device, options, results):
     except Exception as error:
         results.put((rank, None, f"{type(error).__name__}: {error}"))
         if not isinstance(error, onehop.errors.GroupError):
-            # It tells the others as long as its process lives.
+            # It notifies the others while its process lives.
             time.sleep(4)
 
 
-#: Device and further options of the loads.
+#: Devices and other options of loads.
 KINDS = [("cpu", {"framework": "numpy"})]
 if "cuda:0" in DEVICES and importlib.util.find_spec("torch"):
     KINDS += [("cuda", {"framework": "torch"}), ("cuda", {"framework": "torch", "allocator": "torch"})]
@@ -60,7 +60,7 @@ class Ranks:
             process.start()
 
     def found(self, count=None):
-        """What each rank has loaded, in their order: tensors and outcome, or None and an error."""
+        """The results of all ranks, in order: tensors and outcome, or None and an error."""
         found = sorted(self.results.get(timeout=120) for _ in range(count or len(self.processes)))
         for process in self.processes:
             process.join(30)
@@ -78,7 +78,7 @@ def timeout(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("size", [2, 4])
-def test_what_all_need_is_read_once(tmp_path, size, kind):
+def test_shared_bytes_are_read_once(tmp_path, size, kind):
     model = {f"t{i}": ("U8", [1 << 20], os.urandom(1 << 20)) for i in range(12)}
     path = safetensors_file(tmp_path / "m.safetensors", model)
     found = load(path, size, kind)
@@ -108,7 +108,7 @@ def test_random_models_with_cuts(tmp_path, kind):
                 assert tensors[name] == data, name
 
 
-def test_ranks_that_load_other_files_are_told(tmp_path):
+def test_ranks_that_load_other_files_fail(tmp_path):
     paths = [safetensors_file(tmp_path / f"{i}", {"a": ("U8", [i + 1], b"x" * (i + 1))}) for i in range(2)]
     for tensors, error in Ranks(paths).found():
         assert tensors is None and "GroupError" in error and "bytes here" in error
@@ -121,7 +121,7 @@ def test_a_rank_that_is_killed_ends_the_other(tmp_path, kind):
     for pause in (0.0, 0.02, 0.1):
         ranks = Ranks([path] * 2, kind)
         address = f"@onehop/{os.geteuid()}/{ranks.name}/0"
-        # Both have come as soon as nobody listens at its address any more.
+        # Both have connected once nothing listens at its address.
         end = time.monotonic() + 60
         while not _listens(address) and time.monotonic() < end:
             time.sleep(0.001)
@@ -136,7 +136,7 @@ def test_a_rank_that_is_killed_ends_the_other(tmp_path, kind):
             found[rank] = (tensors, error)
         assert time.monotonic() - began < 10
         tensors, error = found[0]
-        # It may have been done.
+        # It may have finished.
         assert tensors is not None or ("GroupError" in error and "rank 1" in error), error
         for process in ranks.processes:
             process.join(20)
@@ -148,7 +148,7 @@ def _listens(address):
         return any(line.rstrip().endswith(address) for line in file)
 
 
-def test_what_makes_no_sense_is_refused(tmp_path):
+def test_invalid_groups_are_refused(tmp_path):
     path = safetensors_file(tmp_path / "m", {"a": ("U8", [1], b"x")})
     for group in ("name", 3, object()):
         with pytest.raises(onehop.errors.RequestError, match="is not a group"):
@@ -160,7 +160,7 @@ def test_what_makes_no_sense_is_refused(tmp_path):
         onehop.stream(path, "cpu", group=onehop.Group("a", 0, 2), max_bytes=1 << 20)
 
 
-def test_a_rank_that_never_comes(tmp_path, monkeypatch):
+def test_a_rank_that_never_connects(tmp_path, monkeypatch):
     path = safetensors_file(tmp_path / "m", {"a": ("U8", [1], b"x")})
     monkeypatch.setenv("ONEHOP_GROUP_TIMEOUT", "0.5")
     ((tensors, error),) = Ranks([path], size=2).found()
@@ -172,7 +172,7 @@ def test_a_rank_that_never_comes(tmp_path, monkeypatch):
     [{"names": "nothing"}, {"threads": 0}],
     ids=str,
 )
-def test_a_rank_that_fails_before_it_comes_tells_the_other(tmp_path, options):
+def test_a_rank_that_fails_early_notifies_the_other(tmp_path, options):
     path = safetensors_file(tmp_path / "m", {"a": ("U8", [4], b"wxyz")})
     for bad in (0, 1):
         began = time.monotonic()
@@ -184,14 +184,14 @@ def test_a_rank_that_fails_before_it_comes_tells_the_other(tmp_path, options):
         assert "GroupError" in other and f"rank {bad}" in other and "waited" not in other, found
 
 
-def test_a_missing_file_is_told_to_the_other(tmp_path):
+def test_a_missing_file_is_reported_to_the_other(tmp_path):
     path = safetensors_file(tmp_path / "m", {"a": ("U8", [4], b"wxyz")})
     (_, missing), (_, other) = Ranks([tmp_path / "none", path]).found()
     assert "MissingFileError" in missing and "GroupError" in other and "rank 0" in other and "none" in other
 
 
 def _writes(name, rank, path, results):
-    """Rank 0 overwrites each tensor as soon as it has it."""
+    """Rank 0 overwrites each tensor at once."""
     wrong = 0
     want = onehop.load_file(path, "cpu", framework="numpy")
     for key, tensor in onehop.stream(path, "cpu", framework="numpy", group=onehop.Group(name, rank, 2)):

@@ -1,4 +1,4 @@
-"""A load leaves Python to others, and ends when it is told to."""
+"""A load lets other threads run, and ends on request."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ SIZE = 2 << 30
 
 @pytest.fixture
 def long_load(tmp_path):
-    """A file that takes a while, and no room on the disk: most of it is a hole."""
+    """A file that takes a while, but no space on the disk: most of it is a hole."""
     text = b'{"t":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (SIZE, SIZE)
     path = tmp_path / "long"
     with open(path, "wb") as f:
@@ -36,10 +36,10 @@ def test_a_signal_ends_it(long_load):
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         start = time.monotonic()
         with pytest.raises(Stop):
-            # On a busy machine one may end before the signal comes.
+            # A load may end before the signal comes.
             while True:
                 onehop.load(long_load, "cpu", threads=1)
-        # A second is promised; a machine that is busy with other things is given more.
+        # A second is promised; a busy machine gets more.
         assert time.monotonic() - start < 10
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -47,7 +47,7 @@ def test_a_signal_ends_it(long_load):
 
 
 def test_ctrl_c_is_a_keyboard_interrupt(long_load):
-    # Shells start what runs in the background with SIGINT ignored, and that is inherited.
+    # Shells start background jobs with SIGINT ignored, which is inherited.
     program = f"""
 import signal
 import onehop
@@ -66,7 +66,7 @@ except KeyboardInterrupt:
     assert child.communicate(timeout=60)[0] == "interrupted\n" and child.returncode == 0
 
 
-def test_other_threads_go_on(long_load):
+def test_other_threads_run(long_load):
     over, turns = threading.Event(), []
 
     def count():

@@ -1,4 +1,4 @@
-"""What is loaded is what the files hold: compared with the bytes that were written, and with safetensors."""
+"""Loaded tensors are those of the files: compared with the bytes written, and with safetensors."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 from conftest import DEVICES, DTYPES, random_model, random_tensor, safetensors_file
 
-#: The types that NumPy has, which are those that safetensors gives NumPy.
+#: The types that NumPy has, and safetensors loads for NumPy.
 NUMPY = ["BOOL", "U8", "I8", "I16", "U16", "F16", "I32", "U32", "F32", "C64", "F64", "I64", "U64"]
 ML_DTYPES = ["BF16", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "F8_E8M0"]
 
@@ -119,7 +119,7 @@ def test_ranks_get_their_part(tmp_path, device):
         assert parts["norm"].tobytes() == whole.tobytes()
 
 
-def test_the_account(model_file, device):
+def test_the_outcome(model_file, device):
     path, tensors = model_file
     loaded = onehop.load(path, device, threads=2, route="cpu/cached", measure_limit=True)
     outcome = loaded.outcome
@@ -144,7 +144,7 @@ def test_without_a_device_the_first_gpu_or_the_cpu(model_file):
         warnings.simplefilter("always")
         loaded = onehop.load(model_file[0])
         assert len(list(onehop.stream(model_file[0]))) == len(loaded.tensors)
-    # That no GPU has the tensors is said, once by each.
+    # Without a GPU, each of the two warns once.
     expected = [] if "cuda:0" in DEVICES else [RuntimeWarning] * 2
     assert [warning.category for warning in seen] == expected
     assert all("CUDA" in str(warning.message) and warning.filename == __file__ for warning in seen)
@@ -187,7 +187,7 @@ def test_manifests(tmp_path, device):
     with pytest.raises(onehop.errors.VerificationError, match=victim):
         onehop.load(path, device, manifest=manifest)
 
-    # One tensor more than the model has: a file of it may be lost.
+    # A tensor that the model lacks: a file may be lost.
     lost = {"dtype": "U8", "shape": [1], "bytes": 1, "crc32c": "00000000"}
     entries[victim]["crc32c"] = f"{crc32c(tensors[victim][2]):08x}"
     manifest.write_text(json.dumps({"onehop_manifest": 1, "tensors": entries | {"lost": lost}}))
@@ -198,7 +198,7 @@ def test_manifests(tmp_path, device):
         onehop.load(path, device, manifest=manifest)
 
 
-def test_a_manifest_says_nothing_of_parts(tmp_path, device):
+def test_a_manifest_does_not_cover_parts(tmp_path, device):
     tensors = {"cut": ("U8", [4, 3], bytes(range(12))), "whole": ("U8", [3], b"abc")}
     path = safetensors_file(tmp_path / "m", tensors)
     entries = {
@@ -226,7 +226,7 @@ def test_gguf(tmp_path, device):
         "a.truth": struct.pack("<I?", 7, True),
         "a.texts": struct.pack("<IIQ", 9, 8, 2) + text("x") + text(""),
         "a.float": struct.pack("<If", 6, 0.5),
-        # Tokens may be parts of characters, and any truth value but 0 is true.
+        # Tokens may be parts of characters, and any bool but 0 is true.
         "tokens": struct.pack("<IIQ", 9, 8, 2) + text("gr\u00fc\u00dfe") + text(b"\xe2\x82"),
         "one": struct.pack("<I", 8) + text(b"\xff"),
         "truth": struct.pack("<IB", 7, 2),
@@ -247,7 +247,7 @@ def test_gguf(tmp_path, device):
     assert (b.dtype, b.shape, b.logical_shape, b.is_packed, b.tobytes()) == ("Q8_0", (2, 68), (2, 64), True, packed)
 
 
-def test_streams_hand_out_all_and_can_be_left(tmp_path, device):
+def test_streams_hand_out_all_and_can_be_left_early(tmp_path, device):
     tensors = random_model(11, count=60)
     tensors["large"] = ("U8", [6 << 20], random.Random(0).randbytes(6 << 20))
     path = safetensors_file(tmp_path / "m", tensors)
@@ -275,9 +275,9 @@ def test_every_type_is_covered_here():
 def test_paths_of_every_kind(tmp_path, device):
     tensors = random_model(5, count=2)
     path = safetensors_file(tmp_path / "m", tensors)
-    odd = os.fsencode(tmp_path) + b"/m\xff.safetensors"
-    os.link(path, odd)
-    for one in [path, str(path), os.fsencode(path), [path], odd, os.fsdecode(odd)]:
+    not_utf8 = os.fsencode(tmp_path) + b"/m\xff.safetensors"
+    os.link(path, not_utf8)
+    for one in [path, str(path), os.fsencode(path), [path], not_utf8, os.fsdecode(not_utf8)]:
         assert set(onehop.load(one, device).tensors) == set(tensors)
     assert onehop.__version__.count(".") == 2
 
@@ -301,7 +301,7 @@ def test_several_threads_may_share_a_stream(model_file):
         assert not failed and sorted(seen) == sorted(tensors)
 
 
-def test_a_program_may_go_elsewhere(model_file, tmp_path, monkeypatch):
+def test_a_program_may_change_its_directory(model_file, tmp_path, monkeypatch):
     path, tensors = model_file
     monkeypatch.chdir(os.path.dirname(path))
     with onehop.safe_open(os.path.basename(path), "np") as opened:

@@ -1,4 +1,4 @@
-"""Files that are open: what is in them, single tensors, and slices of them, as safetensors and NumPy have it."""
+"""Open files: their contents, single tensors, and slices, compared with safetensors and NumPy."""
 
 import random
 
@@ -43,9 +43,9 @@ def indices(dice, shape):
     index = [one(size) for size in shape[: dice.randrange(len(shape) + 1)]]
     if dice.randrange(2):
         at = dice.randrange(len(index) + 1)
-        # What comes behind an ellipsis is of the last dimensions.
-        behind = [one(size) for size in shape[len(shape) - (len(index) - at) :]] if at < len(index) else []
-        index = [*index[:at], ..., *behind]
+        # After an ellipsis come the last dimensions.
+        last = [one(size) for size in shape[len(shape) - (len(index) - at) :]] if at < len(index) else []
+        index = [*index[:at], ..., *last]
     return index[0] if len(index) == 1 and dice.randrange(2) else tuple(index)
 
 
@@ -84,7 +84,7 @@ def test_slices_read_what_they_need(tmp_path, device):
             assert read_so_far() - before < most
 
 
-def test_indices_that_are_none(tmp_path):
+def test_invalid_indices(tmp_path):
     safetensors.numpy.save_file({"t": numpy.zeros((3, 4))}, tmp_path / "m")
     with onehop.safe_open(tmp_path / "m") as f:
         part = f.get_slice("t")
@@ -121,21 +121,21 @@ def test_streams_of_open_files(tmp_path, device):
         assert [n for n, _ in f.stream(names=wanted)] == [wanted]
 
 
-def test_files_are_closed_behind_their_with(tmp_path):
+def test_files_are_closed_after_their_with(tmp_path):
     safetensors.numpy.save_file({"t": numpy.arange(12.0).reshape(3, 4)}, tmp_path / "m")
     with safetensors.safe_open(tmp_path / "m", "np") as theirs, onehop.safe_open(tmp_path / "m", "np") as ours:
         parts = [f.get_slice("t") for f in (theirs, ours)]
         stream = ours.stream()
-    for ask in [
+    for use in [
         lambda f: f.keys(), lambda f: f.offset_keys(), lambda f: f.metadata(), lambda f: f.get_tensor("t"),
         lambda f: f.get_slice("t"), lambda f: f.get_tensors(),
     ]:  # fmt: skip
         with pytest.raises(safetensors.SafetensorError, match="closed"):
-            ask(theirs)
+            use(theirs)
         with pytest.raises(onehop.errors.RequestError, match="closed"):
-            ask(ours)
+            use(ours)
     with pytest.raises(ValueError, match="closed"):
         ours.stream()
-    # What was taken out of them goes on.
+    # Slices and streams stay valid.
     assert [(part[1:2] == [[4, 5, 6, 7]]).all() for part in parts] == [True, True]
     assert [name for name, _ in stream] == ["t"]

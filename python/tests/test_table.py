@@ -1,4 +1,4 @@
-"""Tables: rows by their numbers, beside NumPy."""
+"""Tables: rows by their numbers, as in NumPy."""
 
 import os
 import threading
@@ -15,7 +15,7 @@ RNG = numpy.random.default_rng()
 
 @pytest.fixture
 def table_file(tmp_path):
-    """Rows of random halves behind a head of 24 bytes, and the array."""
+    """Rows of random F16 after a header of 24 bytes, and the array."""
     rows = RNG.integers(0, 1 << 16, size=(5000, 132), dtype=numpy.uint16).view(numpy.float16)
     path = tmp_path / "table.bin"
     path.write_bytes(b"x" * 24 + rows.tobytes())
@@ -70,7 +70,7 @@ def test_a_tensor_of_a_safetensors_file(tmp_path):
             onehop.Table.from_safetensors(path, name, device="cpu")
 
 
-def test_prefetch_runs_beside(table_file):
+def test_prefetch_runs_in_the_background(table_file):
     path, rows = table_file
     table = onehop.Table(path, "F16", (132,), offset=24, device="cpu", framework="numpy")
     lists = [RNG.integers(0, 5000, 3000) for _ in range(20)]
@@ -180,11 +180,11 @@ def test_tables_share_threads_and_memory(table_file):
     for thread in threads:
         thread.join()
     assert found == [True] * 8
-    # One engine: no more of its threads than there are CPUs.
+    # One engine: no more threads than CPUs.
     assert len(os.listdir("/proc/self/task")) - before <= (os.cpu_count() or 1)
 
 
-def test_a_child_opens_its_own(table_file):
+def test_a_child_opens_its_own_table(table_file):
     path, rows = table_file
     table = onehop.Table(path, "F16", (132,), offset=24, device="cpu", framework="numpy")
     table.gather(range(4000))

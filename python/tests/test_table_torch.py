@@ -1,4 +1,4 @@
-"""Tables with torch, and on a GPU where there is one."""
+"""Tables with torch, and on a GPU if there is one."""
 
 import onehop
 import pytest
@@ -14,7 +14,7 @@ def table_file(tmp_path):
     return path, rows
 
 
-def test_rows_are_torch_s(table_file, device):
+def test_rows_as_torch_tensors(table_file, device):
     path, rows = table_file
     table = onehop.Table(path, torch.int32, (66,), device=device, framework="torch")
     for count in (1, 48, 3000, 40_000):
@@ -37,7 +37,7 @@ def test_into_a_tensor(table_file, device):
         return
     for _ in range(20):
         ids = torch.randint(0, 5000, (2000,))
-        # Work of the caller's stream that writes the tensor too, and ends later than the gather would.
+        # Work of the caller's stream that also writes the tensor, and ends after the gather would.
         torch.cuda._sleep(2_000_000)
         out.fill_(-1)
         assert table.gather(ids, out=out) is out

@@ -1,4 +1,4 @@
-"""onehop.torch beside safetensors.torch: types, shapes, devices and bytes."""
+"""onehop.torch against safetensors.torch: types, shapes, devices and bytes."""
 
 import onehop
 import pytest
@@ -9,7 +9,7 @@ from onehop.torch import load_file
 
 
 def test_torch_as_safetensors_has_it(tmp_path, device):
-    # F6 is what neither torch nor safetensors knows.
+    # Neither torch nor safetensors supports F6.
     types = [t for t in DTYPES if not t.startswith("F6")]
     for seed in range(4):
         path = safetensors_file(tmp_path / f"{seed}", random_model(seed, types, 60), pad=seed)
@@ -25,13 +25,13 @@ def test_torch_as_safetensors_has_it(tmp_path, device):
         load_file(path, device, backend="magic")
 
 
-def test_cuda_is_the_device_that_torch_works_on(tmp_path, device):
+def test_cuda_is_the_current_device_of_torch(tmp_path, device):
     path = safetensors_file(tmp_path / "m", random_model(1, ["BF16"]))
     kind = torch.device(device).type
     assert {t.device for t in load_file(path, kind).values()} == {torch.device(device)}
 
 
-def test_slices_are_contiguous_and_let_go_of_what_lies_between(tmp_path, device):
+def test_slices_are_contiguous(tmp_path, device):
     array = torch.arange(64 * 64, dtype=torch.int32).reshape(64, 64)
     safetensors.torch.save_file({"t": array}, tmp_path / "m")
     with onehop.safe_open(tmp_path / "m", "pt", device) as f:
@@ -39,6 +39,6 @@ def test_slices_are_contiguous_and_let_go_of_what_lies_between(tmp_path, device)
         assert part.is_contiguous() and torch.equal(part.cpu(), array[::3, 1:60:2])
 
 
-def test_what_torch_has_no_type_for(tmp_path, device):
+def test_types_that_torch_lacks(tmp_path, device):
     path = safetensors_file(tmp_path / "m", random_model(5, ["F6_E2M3", "F6_E3M2"]))
     assert {t.dtype for t in load_file(path, device).values()} == {torch.uint8}

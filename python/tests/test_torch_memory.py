@@ -1,4 +1,4 @@
-"""torch: arenas of its allocator, bounded streams on its streams, loads into tensors that are there."""
+"""torch: arenas of its allocator, bounded streams on its streams, loads into existing tensors."""
 
 import gc
 import random
@@ -33,7 +33,7 @@ def test_one_storage_for_all(tmp_path, device):
         assert all(tensor.data_ptr() % 64 == 0 or tensor.nbytes < 64 for tensor in filled)
 
 
-def test_what_it_takes(tmp_path, device):
+def test_options_of_the_allocator(tmp_path, device):
     path = safetensors_file(tmp_path / "m", random_model(1, ["BF16"]))
     for options in ({"framework": "numpy"}, {}, {"framework": "torch", "drive": "sim:x"}):
         with pytest.raises(onehop.errors.RequestError, match="allocator"):
@@ -57,7 +57,7 @@ def test_torch_counts_its_memory(tmp_path, device):
 
 
 def test_memory_that_kernels_still_use_is_not_overwritten(tmp_path, device):
-    """torch gives memory away again while kernels of its stream still run on it."""
+    """torch reuses memory while kernels of its stream still run on it."""
     if device == "cpu":
         pytest.skip("the CPU has no streams")
     size = 64 << 20
@@ -85,7 +85,7 @@ def test_bounded_stream_into_parameters(tmp_path, device, max_bytes):
         with onehop.stream(path, device, framework="torch", max_bytes=max_bytes) as stream:
             for name, tensor in stream:
                 if torch.device(device).type == "cuda":
-                    # The copy has not begun when the next tensor is asked for.
+                    # The copy has not begun when the next tensor is requested.
                     torch.cuda._sleep(200_000)
                 parameters[name].copy_(tensor)
                 del tensor
@@ -108,7 +108,7 @@ def test_into(tmp_path, device):
     into = {name: torch.empty(tensor.shape, dtype=torch.float32, device=device) for name, tensor in expected.items()}
     loaded = onehop.load(path, device, into=into, max_bytes=10_000)
     assert all(loaded.tensors[name] is into[name] for name in expected)
-    # As the device itself converts: a GPU and a CPU write NaN in different ways.
+    # Converted on the device: GPUs and CPUs write NaN differently.
     converted = {name: tensor.to(device).float() for name, tensor in expected.items()}
     assert all(same(into[name].view(torch.int32), tensor.view(torch.int32)) for name, tensor in converted.items())
     name = next(name for name, tensor in expected.items() if tensor.dim() == 2 and tensor.numel())
@@ -138,7 +138,7 @@ def test_reload(tmp_path, device):
             onehop.Model(files[0]).reload(into={**parameters, **wrong})
 
 
-def test_a_reload_that_fails_says_what_is_new(tmp_path, device, monkeypatch):
+def test_a_failed_reload_lists_the_new_tensors(tmp_path, device, monkeypatch):
     tensors = {f"t{i}": ("U8", [5000], bytes([i]) * 5000) for i in range(20)}
     path = safetensors_file(tmp_path / "m", tensors)
     parameters = {name: torch.zeros(5000, dtype=torch.uint8, device=device) for name in tensors}
@@ -168,7 +168,7 @@ def test_many_small_tensors(tmp_path, device):
     ours = onehop.load_file(path, device, framework="torch", allocator="torch")
     expected = load_file(path, "cpu")
     assert all(same(ours[n], t) and ours[n].stride() == t.stride() for n, t in expected.items())
-    # They are as others: a model takes them, and trains.
+    # They are normal tensors: a model trains with them.
     weight = torch.nn.Parameter(ours["layer.7.a"].float())
     (weight.sum() * 2).backward()
     assert bool((weight.grad == 2).all())

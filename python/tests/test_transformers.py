@@ -1,4 +1,4 @@
-"""transformers: tiny models whose logits are those that transformers' own loading gives, bit for bit."""
+"""transformers: tiny models with the same logits as after transformers' own loading, bit for bit."""
 
 import onehop
 import pytest

@@ -1,5 +1,5 @@
-"""Compares the miniatures of serving engines here with real ones: signatures.py FOLDER, an unpacked wheel or a source tree that
-has `vllm` or `sglang` in it. What the miniature has, the real one has to have, with its parameters among the real ones.
+"""Compares the mock serving engines here with real ones: signatures.py FOLDER, an unpacked wheel or source tree with
+`vllm` or `sglang` in it. The real one must have all that the mock has, with at least the same parameters.
 """
 
 import ast
@@ -8,9 +8,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-#: Where a miniature differs on purpose: what the real one has as a dataclass, or what stands for others of its kind.
+#: Intended differences of mocks: dataclasses in the real one, and stand-ins for others of a kind.
 OTHERWISE = {"LoadConfig.__init__", "DefaultModelLoader.Source", "HookRegistry.hooks", "QuantizedLoader"}
-#: Of each engine, what the plugin relies on beyond these: names at the level of modules.
+#: Module-level names that the plugin also relies on.
 NAMES = {"vllm/model_executor/model_loader/__init__.py": ["_LOAD_FORMAT_TO_MODEL_LOADER", "register_model_loader"]}
 
 
@@ -25,14 +25,14 @@ def functions(tree, prefix=""):
             names = [a.arg for a in every.posonlyargs + every.args + every.kwonlyargs]
             found[prefix + node.name] = (names, every.vararg is not None or every.kwarg is not None)
         elif isinstance(node, ast.Assign):
-            # A function by another's name, whose parameters nobody sees here.
+            # An alias of a function, whose parameters are not visible here.
             found |= {prefix + target.id: ([], True) for target in node.targets if isinstance(target, ast.Name)}
     return found
 
 
-def differences(miniature, real):
-    """What the real module lacks of the miniature's."""
-    mine, theirs = (functions(ast.parse(path.read_text())) for path in (miniature, real))
+def differences(mock, real):
+    """What the real module lacks of the mock's."""
+    mine, theirs = (functions(ast.parse(path.read_text())) for path in (mock, real))
     for name, (parameters, _) in mine.items():
         if name.startswith("_") and "." not in name or any(name.startswith(other) for other in OTHERWISE):
             continue
@@ -48,16 +48,16 @@ def differences(miniature, real):
 def compare(folder):
     """All differences, and how many modules were compared."""
     found, compared = [], 0
-    for miniature in sorted(HERE.glob("*/**/*.py")):
-        relative = miniature.relative_to(HERE)
+    for mock in sorted(HERE.glob("*/**/*.py")):
+        relative = mock.relative_to(HERE)
         real = folder / relative
-        if not (folder / relative.parts[0]).is_dir() or not miniature.read_text().strip():
+        if not (folder / relative.parts[0]).is_dir() or not mock.read_text().strip():
             continue
         if not real.exists():
             found.append(f"{real}: is not there")
             continue
         compared += 1
-        found += differences(miniature, real)
+        found += differences(mock, real)
         text = real.read_text()
         found += [f"{real}: has no {name}" for name in NAMES.get(str(relative), []) if name not in text]
     return found, compared

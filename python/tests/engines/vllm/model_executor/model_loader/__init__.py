@@ -1,4 +1,4 @@
-"""What onehop uses of vLLM, in miniature. `signatures.py` compares it with a real one."""
+"""A mock of what onehop uses of vLLM. `signatures.py` compares it with a real one."""
 
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
