@@ -2,15 +2,15 @@
 
     python3 python/tests/training_soak.py [--seconds 480]
 
-Needs torch with an NVIDIA GPU, and the wheel of onehop. The trainer captures its step as a CUDA graph in torch's own mode, the
-global one, again and again, and replays it. Beside it run:
+Needs torch with an NVIDIA GPU, and the wheel of onehop. The trainer captures its step repeatedly as a CUDA graph in
+torch's own mode, the global one, and replays it. Meanwhile run:
 
 - checkpoints: load_file; compare every tensor on the GPU; copy some back, as a save does; drop them some loads later
 - streams: onehop.stream; compare the bytes of every tensor; leave every third stream early
 - drops: load, begin a kernel that reads the tensor, drop the tensor while the kernel runs
 
-Anything that fails ends it with exit code 1: an exception, bytes or losses that differ, memory that grows, a thread that stands
-still. With --device cpu it trains without graphs, to try this script where there is no GPU.
+Any failure ends it with exit code 1: an exception, bytes or losses that differ, memory that grows, a thread that hangs.
+With --device cpu it trains without graphs, to try this script without a GPU.
 """
 
 import argparse
@@ -27,20 +27,20 @@ import time
 import traceback
 from pathlib import Path
 
-# cuBLAS repeats its results bit by bit with a workspace of a fixed size only, and reads this when it starts.
+# cuBLAS is deterministic only with a workspace of fixed size, and reads this when it starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import onehop  # noqa: E402
 import torch  # noqa: E402
 from onehop.torch import load_file  # noqa: E402
 
-#: What a thread may take for one round, and what all may take to end, in seconds.
+#: The time limit for a thread's round, and for the end of all threads, in seconds.
 ROUND_TIMEOUT = 60
-#: Bytes that the GPU's and the CPU's memory may differ from one quiet moment to another.
+#: Bytes that GPU and CPU memory may differ from one pause to another.
 GPU_SLACK = 64 << 20
 HOST_SLACK = 1 << 30
-#: How long memory that was dropped may take to be free, in seconds.
-FREED = 10
+#: How long dropped memory may take to be free, in seconds.
+FREE_TIMEOUT = 10
 
 NAMES = {
     torch.float32: "F32",
@@ -53,12 +53,12 @@ NAMES = {
 
 
 def bytes_of(tensor):
-    """A tensor's bytes as a tensor of bytes, which compare equal where NaNs would not."""
+    """A tensor's bytes as a tensor. They compare equal where NaNs would not."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def save(path, tensors):
-    """Writes tensors of the CPU as a safetensors file that appears whole."""
+    """Writes CPU tensors as a safetensors file, atomically."""
     header, at, bodies = {}, 0, []
     for name, tensor in tensors.items():
         data = bytes_of(tensor.contiguous()).numpy().tobytes()
@@ -72,7 +72,7 @@ def save(path, tensors):
 
 
 def random_tensors(megabytes):
-    """Tensors of random bytes, of several types and sizes, with this many MiB in all."""
+    """Tensors of random bytes, of several types and sizes, with a total of these MiB."""
     dice, made = torch.Generator().manual_seed(1), {}
     kinds = list(NAMES)
     rows = [1, 37, 512, 1000, 2048]
@@ -88,14 +88,14 @@ def random_tensors(megabytes):
 
 
 class Rounds:
-    """Lets threads work round by round, and can stop all of them between two rounds."""
+    """Lets threads work in rounds, and can stop all of them between two."""
 
     def __init__(self):
         self.changed = threading.Condition()
         self.working, self.paused, self.over = {}, False, False
 
     def begin(self, name):
-        """Waits where all are to pause; False at the end."""
+        """Waits during a pause; False at the end."""
         with self.changed:
             while self.paused and not self.over:
                 self.changed.wait(0.1)
@@ -109,14 +109,14 @@ class Rounds:
             self.changed.notify_all()
 
     def late(self):
-        """The threads that have been in one round for too long."""
+        """The threads whose round takes too long."""
         with self.changed:
             now = time.monotonic()
             return [name for name, since in self.working.items() if now - since > ROUND_TIMEOUT]
 
     @contextlib.contextmanager
     def pause(self):
-        """Nobody works within this."""
+        """No thread works in it."""
         deadline = time.monotonic() + ROUND_TIMEOUT
         with self.changed:
             self.paused = True
@@ -138,7 +138,7 @@ class Rounds:
 
 
 class Worker(threading.Thread):
-    """Does its round again and again, until all end or one fails."""
+    """Repeats its round until all end or one fails."""
 
     def __init__(self, soak):
         super().__init__(name=type(self).__name__.lower(), daemon=True)
@@ -148,7 +148,7 @@ class Worker(threading.Thread):
     def run(self):
         try:
             with torch.cuda.stream(self.stream):
-                # First rounds load torch's kernels and make its handles, which must not happen beside a capture.
+                # First rounds load torch's kernels and make its handles, which must not happen during captures.
                 with self.soak.one_at_a_time:
                     self.prepare()
                     self.round()
@@ -160,7 +160,7 @@ class Worker(threading.Thread):
                     finally:
                         self.soak.rounds.end(self.name)
                     self.rounds += 1
-        except Exception:  # noqa: BLE001 - whatever it is, the summary shows it
+        except Exception:  # noqa: BLE001 - the summary shows it
             self.error = traceback.format_exc()
             self.soak.prepared.abort()
 
@@ -168,7 +168,7 @@ class Worker(threading.Thread):
         """What the first round needs."""
 
     def settle(self):
-        """Waits for what this thread has begun; not within a capture, where torch itself may not wait."""
+        """Waits for this thread's work; not within a capture, where torch itself may not wait."""
         if self.stream is not None:
             self.stream.synchronize()
 
@@ -182,7 +182,7 @@ class Block(torch.nn.Module):
         self.wide, self.narrow = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
 
     def forward(self, x):
-        # Attention by hand: the backward passes of the fused kernels add in an order of their own each time.
+        # Attention by hand: the backward passes of fused kernels add in a different order each time.
         batch, length, width = x.shape
         parts = self.mix(self.before(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
@@ -192,14 +192,14 @@ class Block(torch.nn.Module):
 
 
 class Eager:
-    """In the place of a graph, where there are none."""
+    """In place of a graph, without CUDA."""
 
     def __init__(self, step):
         self.replay = step
 
 
 class Trainer(Worker):
-    """Each round: loads the parameters that training begins with, captures a step, replays it for some batches."""
+    """Each round: loads the initial parameters, captures a step, replays it for some batches."""
 
     STEPS = 40
 
@@ -221,7 +221,7 @@ class Trainer(Worker):
         save(self.start_file, {name: value.detach().cpu() for name, value in self.model.named_parameters()})
 
     def prepare(self):
-        # The optimizer makes its state in the first step, and cuBLAS its workspaces: before any capture.
+        # The first step creates the optimizer's state and cuBLAS's workspaces, before any capture.
         for _ in range(3):
             self.optimizer.zero_grad(set_to_none=True)
             self.step()
@@ -241,7 +241,7 @@ class Trainer(Worker):
             for state in self.optimizer.state.values():
                 for value in state.values():
                     value.zero_()
-        assert not loaded, f"parameters that nobody has: {list(loaded)}"
+        assert not loaded, f"parameters that the model lacks: {list(loaded)}"
 
     def capture(self):
         self.optimizer.zero_grad(set_to_none=True)
@@ -275,7 +275,7 @@ class Trainer(Worker):
         loaded = load_file(self.end_file, self.soak.device)
         assert loaded.keys() == own.keys()
         differ = [name for name, value in own.items() if not torch.equal(value.detach(), loaded[name])]
-        assert not differ, f"parameters came back with other bytes: {differ}"
+        assert not differ, f"parameters loaded with wrong bytes: {differ}"
 
 
 class Checkpoints(Worker):
@@ -288,7 +288,7 @@ class Checkpoints(Worker):
         with self.soak.torch_waits:
             differ = [n for n, data in self.soak.on_gpu.items() if not torch.equal(bytes_of(loaded[n]), data)]
             saved = {name: bytes_of(loaded[name]).cpu() for name in names}
-        assert not differ, f"load_file gave other bytes: {differ}"
+        assert not differ, f"load_file returned wrong bytes: {differ}"
         assert all(torch.equal(data, bytes_of(self.soak.tensors[name])) for name, data in saved.items())
         self.held.append(loaded)
         if len(self.held) > 2:
@@ -303,13 +303,13 @@ class Streams(Worker):
         seen = set()
         with onehop.stream(self.soak.path, self.soak.device) as stream:
             for name, tensor in stream:
-                assert tensor.tobytes() == self.soak.plain[name], f"the stream gave other bytes for {name}"
+                assert tensor.tobytes() == self.soak.plain[name], f"the stream returned wrong bytes for {name}"
                 seen.add(name)
                 self.held.append(tensor)
                 if early and len(seen) == 5:
                     break
         assert early or seen == self.soak.plain.keys(), f"{len(seen)} tensors of {len(self.soak.plain)} came"
-        # Those of the round before go now.
+        # Drops those of the round before.
         del self.held[: -len(seen)]
 
 
@@ -321,7 +321,7 @@ class Drops(Worker):
     def __init__(self, soak):
         super().__init__(soak)
         self.read = max(soak.tensors, key=lambda name: soak.tensors[name].nbytes)
-        # One of the CPU's would be copied by calls that wait.
+        # A copy from the CPU would wait.
         self.wanted = torch.bitwise_xor(soak.on_gpu[self.read], self.MASK)
         self.out = torch.zeros_like(self.wanted)
 
@@ -329,7 +329,7 @@ class Drops(Worker):
         loaded = onehop.load(self.soak.path, self.soak.device, names=self.read, framework="torch").tensors
         tensor = bytes_of(loaded.pop(self.read))
         if self.soak.cuda:
-            # The kernel is to begin when the tensor is gone.
+            # The kernel begins after the tensor is dropped.
             torch.cuda._sleep(4_000_000)
         torch.bitwise_xor(tensor, self.MASK, out=self.out)
         del tensor, loaded
@@ -338,16 +338,16 @@ class Drops(Worker):
             same = torch.equal(self.out, self.wanted)
             self.out.zero_()
             self.settle()
-        assert same, "a kernel read other bytes from a tensor that was dropped"
+        assert same, "a kernel read wrong bytes from a dropped tensor"
 
 
 class Soak:
-    """What the threads share."""
+    """Shared by the threads."""
 
     def __init__(self, options, folder):
         self.device, self.cuda, self.folder = options.device, options.device != "cpu", folder
         self.rounds = Rounds()
-        # torch's own calls that wait, or allocate, would invalidate its own capture: no thread makes any while one is open.
+        # torch calls that wait or allocate would invalidate its capture: no thread makes any during one.
         self.torch_waits = threading.Lock()
         self.one_at_a_time = threading.Lock()
         self.tensors = random_tensors(options.megabytes)
@@ -362,21 +362,21 @@ class Soak:
             torch.cuda.synchronize()
 
     def errors(self):
-        told = [f"{worker.name}: {worker.error}" for worker in self.workers if worker.error]
-        return told + [f"{name}: a round takes longer than {ROUND_TIMEOUT} s" for name in self.rounds.late()]
+        failed = [f"{worker.name}: {worker.error}" for worker in self.workers if worker.error]
+        return failed + [f"{name}: a round takes longer than {ROUND_TIMEOUT} s" for name in self.rounds.late()]
 
     def used(self):
-        """Bytes that the GPU has given to this process and others, and those that this process has of the CPU's."""
+        """Bytes of GPU memory that all processes use, and of CPU memory that this one uses."""
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         free, everything = torch.cuda.mem_get_info() if self.cuda else (0, 0)
         return everything - free, pages * os.sysconf("SC_PAGESIZE")
 
     def measure(self):
-        """Between two rounds, with all of it dropped: memory as it was at the first time, or an error."""
+        """Drops all between two rounds, and raises if memory has grown since the first time."""
         with self.rounds.pause():
             for worker in self.workers:
                 worker.held.clear()
-            deadline = time.monotonic() + (FREED if self.memory else 2)
+            deadline = time.monotonic() + (FREE_TIMEOUT if self.memory else 2)
             while True:
                 gc.collect()
                 if self.cuda:
@@ -398,13 +398,13 @@ class Soak:
         start = time.monotonic()
         for worker in self.workers:
             worker.start()
-        # Baseline after some rounds: libraries keep what they have once needed.
+        # Baseline after some rounds: libraries keep what they once needed.
         next_measure = start + min(20, seconds / 4)
         while time.monotonic() < start + seconds and not self.errors():
             time.sleep(0.2)
             if time.monotonic() > next_measure and not self.errors():
                 self.measure()
-                self.tell(time.monotonic() - start)
+                self.report(time.monotonic() - start)
                 next_measure = time.monotonic() + 60
         if not self.errors():
             self.measure()
@@ -413,7 +413,7 @@ class Soak:
             worker.join(ROUND_TIMEOUT)
         return time.monotonic() - start
 
-    def tell(self, seconds):
+    def report(self, seconds):
         done = ", ".join(f"{worker.rounds} {worker.name}" for worker in self.workers)
         gpu, host = self.memory[-1]
         print(f"{seconds:6.1f} s: {done} rounds; {gpu >> 20} MiB of GPU memory, {host >> 20} MiB of host memory", flush=True)
@@ -425,7 +425,7 @@ def main():
     parser.add_argument("--device", default="cuda:0", help="cpu tries the script without a GPU")
     parser.add_argument("--megabytes", type=int, default=96, help="size of the checkpoint that is loaded")
     options = parser.parse_args()
-    # The last resort, which says where every thread stands.
+    # The last resort: dumps the stacks of all threads.
     faulthandler.dump_traceback_later(options.seconds + 3 * ROUND_TIMEOUT, exit=True)
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
@@ -434,8 +434,8 @@ def main():
         failed = []
         try:
             took = soak.run(options.seconds)
-            soak.tell(took)
-        except Exception:  # noqa: BLE001 - it is told like what the threads met
+            soak.report(took)
+        except Exception:  # noqa: BLE001 - reported below, as of the threads
             failed.append(traceback.format_exc())
         failed += soak.errors()
         failed += [f"{worker.name} does not end" for worker in soak.workers if worker.is_alive() and not failed]
@@ -445,7 +445,7 @@ def main():
         faulthandler.dump_traceback(all_threads=True)
     where = torch.cuda.get_device_name() if soak.cuda else "the CPU, without graphs"
     print(f"torch {torch.__version__}, onehop {onehop.__version__}, {where}: {'FAILED' if failed else 'no errors'}", flush=True)
-    # Threads that stand still would keep the interpreter.
+    # Threads that hang would block the exit.
     os._exit(1 if failed else 0)
 
 
