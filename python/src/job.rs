@@ -18,10 +18,10 @@ use onehop_load::{Model, Part, Selection};
 use onehop_transfer::Progress;
 use pyo3::prelude::*;
 
+use crate::borrowed::BorrowedMemory;
 use crate::device::DeviceSpec;
 use crate::drive::OpenDrive;
 use crate::error::{Error, Result};
-use crate::lent::BorrowedMemory;
 use crate::model::Dim;
 use crate::outcome::Outcome;
 use crate::pool::Pool;

@@ -2,6 +2,7 @@
 //! ([`model`]), running loads ([`job`]), their tensors ([`tensor`]) and outcomes ([`outcome`]), and tables whose rows
 //! are gathered ([`table`]).
 
+mod borrowed;
 mod descriptors;
 mod device;
 mod dlpack;
@@ -11,7 +12,6 @@ mod error;
 mod gather;
 mod group;
 mod job;
-mod lent;
 mod model;
 mod outcome;
 mod pool;

@@ -8,11 +8,11 @@ use onehop_load::engine::calls::{CallError, GatherError, RowFile, RowLayout};
 use onehop_load::{Dtype, LocalFile};
 use pyo3::prelude::*;
 
+use crate::borrowed::BorrowedMemory;
 use crate::device::DeviceSpec;
 use crate::dtype::{data_type, is_packed};
 use crate::error::{Error, Result};
 use crate::gather::Gatherer;
-use crate::lent::BorrowedMemory;
 use crate::tensor::{Tensor, packed_strides};
 
 /// Rows of equal size in a file, which is mapped.

@@ -16,11 +16,11 @@ use onehop_transfer::Chosen;
 
 use super::placed::{fits, memory, whole};
 use super::{JobShared, LoadEvent, LoadOrigin, LoadRequest, LoadScope, SIGNAL_POLL_INTERVAL, TensorMemory};
+use crate::borrowed::BorrowedMemory;
 use crate::descriptors;
 use crate::device::GpuDevice;
 use crate::drive::OpenDrive;
 use crate::error::{Error, Result};
-use crate::lent::BorrowedMemory;
 use crate::outcome::{LoadStart, Outcome};
 use crate::pool::Pool;
 use crate::tensor::Tensor;
