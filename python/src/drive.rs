@@ -36,7 +36,7 @@ pub(crate) struct OpenDrive {
 }
 
 impl OpenDrive {
-    /// Opens it, while Python handles Ctrl-C. After that, the drive is closed as soon as it has answered.
+    /// Opens it, while Python handles Ctrl-C, which closes the drive once it has answered.
     pub(crate) fn open(py: Python<'_>, wanted: DriveRequest) -> PyResult<Self> {
         let (sender, opened) = channel();
         let opened = Mutex::new(opened);

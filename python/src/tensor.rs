@@ -17,7 +17,7 @@ use crate::pool::Lease;
 /// Bytes that one copy moves.
 const CHUNK: usize = 4 << 20;
 
-/// A tensor in the memory of a GPU, or of the CPU. The memory lives as long as this and all tensors made of it.
+/// A tensor in the memory of a GPU, or of the CPU. The memory lives as long as this or any tensor made of it.
 #[pyclass(frozen, module = "onehop")]
 #[derive(Clone)]
 pub(crate) struct Tensor {

@@ -156,7 +156,7 @@ def load(
     path: a file (safetensors, GGUF), an index, a directory, or several that form a model.
     device: "cuda:0", 0, a torch.device, a PCI address, "cpu"; None is GPU 0 where CUDA works, else the CPU's memory,
         with a RuntimeWarning.
-    framework: "torch", "numpy", "cupy" or "jax"; None returns onehop.Tensor, which all import by DLPack.
+    framework: "torch", "numpy", "cupy" or "jax"; None returns onehop.Tensor, which all of them import by DLPack.
     names, without: patterns (`*`, `?`) of names to load, and to skip; one that matches nothing raises
         UnknownTensorError. dtypes: types to load, such as "BF16".
     rank, cuts: (i, n) is the i-th of n ranks (from 0), which gets its part of the tensors that match a pattern of
@@ -164,7 +164,7 @@ def load(
     group: an onehop.Group, or a torch process group: its processes on this machine load together, and what several of
         them need is read once and passed from GPU to GPU. outcome.group reports the details.
     route: "auto", "cpu/cached" (the page cache), "cpu/pinned" (past it) or "cufile" (NVIDIA's).
-        If it is not possible, RouteError explains why.
+        A route that is not possible raises RouteError.
     drive: a drive that onehop drives itself, bypassing Linux: "0000:0b:00.0" (a PCI address), "nvme-tcp://HOST/NQN"
         (across the network), "vfio-user:SOCKET", "sim:IMAGE" (a simulated one) or "qtest:SOCKET,MEMORY-FILE".
         `path` is then a path in the drive's own file system (ext2/3/4, FAT, exFAT), and `route` one of "auto",
@@ -285,8 +285,8 @@ def stream(
     max_bytes: the memory that tensors are handed out in, which is reused as they are freed. Drop each tensor before you
         request more than a few others. A larger tensor takes more memory, and so do tensors that are kept:
         `Stream.grown` and outcome.warnings report this. On a GPU it needs framework="torch". torch allocates the
-        memory, and kernels that read it must be on the stream that is current when you request the next tensor, or on
-        one that waits for it.
+        memory, and kernels that read it must be on the stream that is current when you request the next tensor, or that
+        stream must wait for them.
 
     The other options are those of `load`. Changed files, and differences that `verify` and `manifest` find, are known
     at the end: the iteration then raises the exception that `load` would raise.

@@ -11,7 +11,7 @@ from . import Framework, Stream, errors, safe_open
 #: Memory that a load takes besides the parameters.
 _MAX_BYTES = 1 << 30
 
-#: The tensors of engines.
+#: The framework of engines.
 FRAMEWORK: Framework = "pt"
 
 #: Our options in `model_loader_extra_config`, and their types.

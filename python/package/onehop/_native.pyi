@@ -19,7 +19,7 @@ __version__: str
 
 @final
 class Tensor:
-    """A tensor in the memory of a GPU, or of the CPU. The memory lives as long as this and all tensors made of it."""
+    """A tensor in the memory of a GPU, or of the CPU. The memory lives as long as this or any tensor made of it."""
 
     @property
     def name(self) -> str: ...
