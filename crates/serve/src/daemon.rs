@@ -13,7 +13,7 @@ use onehop_os::ThreadStarter;
 use onehop_os::identity::{Acting, Credentials, OwnCredentials};
 use onehop_target::client::RemoteTree;
 use onehop_target::shares::Shares;
-use onehop_target::tree::{Folder, FolderRules, Tree};
+use onehop_target::tree::{Folder, FolderRules, Tree, WriteWays};
 use onehop_usrbio::gpu::{AnyGpu, GpuChoice, Gpus};
 use onehop_usrbio::mount::FS_TYPE;
 use onehop_usrbio::{Id, SHM};
@@ -162,6 +162,8 @@ pub(crate) struct DaemonShared {
     pub waits: Waits,
     pub locks: Locks,
     pub stats: Stats,
+    /// How files of a folder are written.
+    pub writes: Arc<WriteWays>,
     pub gpus: Gpus,
     pub socket: PathBuf,
     pub zeroes: Zeroes,
@@ -205,6 +207,7 @@ impl DaemonShared {
             releases: ThreadPool::with_limit(&starter, 1),
             call_memory: call_memory.into(),
             locks: Locks::new(most_locks, &persons),
+            writes: Arc::new(WriteWays::new(|most| persons.shares(most))),
             persons,
             stats: Stats::default(),
             gpus: Gpus::new(mode),
@@ -288,6 +291,7 @@ impl DaemonShared {
         if let Some(target) = target {
             document["remote"] = json!(target.report());
         }
+        document["writes"] = json!(self.writes.sums());
         document["programs"] = json!(programs);
         document["buffers"] = json!(buffers);
         document["rings"] = json!(rings);
@@ -454,7 +458,7 @@ fn tree(shared: &DaemonShared) -> Result<Arc<dyn Tree>> {
     shared.opens.set_folder(&held);
     let rules = FolderRules { for_others: false, most_open: raise_limits() / 2 };
     let folder = Folder::new(held, rules).map_err(|e| Error::file("statx", root, e))?;
-    Ok(Arc::new(folder.with_payer(shared.persons.payer())))
+    Ok(Arc::new(folder.with_payer(shared.persons.payer()).with_writes(shared.writes.clone())))
 }
 
 fn mount(shared: &Arc<DaemonShared>, tree: Arc<dyn Tree>) -> Result<BackgroundSession> {

@@ -9,7 +9,7 @@ use onehop_target::client::{self, RemoteTree};
 use serde_json::Value;
 
 use super::CommandContext;
-use super::target::Transport;
+use super::target::{Transport, way_text};
 use crate::error::{CliError, Result};
 use crate::report::{self, Report, ReportText};
 use crate::units;
@@ -179,6 +179,11 @@ fn text(document: &Value) -> ReportText {
         let transfers = route["transfers"].as_u64().unwrap_or(0);
         let (direction, memory) = (name("direction"), name("memory"));
         text.row(name("route"), format!("{direction} {memory}{simulated}: {bytes} in {transfers} transfers"));
+    }
+    for way in document["writes"].as_array().into_iter().flatten() {
+        let count = |field: &str| way[field].as_u64().unwrap_or(0);
+        let by = way["by"].as_str().unwrap_or_default();
+        text.row("files written", way_text(by, way["why"].as_str(), count("bytes"), count("writes")));
     }
     if let Some(target) = document.get("remote") {
         let name = |field: &str| target[field].as_str().unwrap_or_default();

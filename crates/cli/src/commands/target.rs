@@ -141,6 +141,9 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     text.row("requests", format!("{}, {} of them repeated", report.requests, report.repeated));
     text.row("read", units::bytes(report.read_bytes));
     text.row("written", units::bytes(report.written_bytes));
+    for way in &report.writes {
+        text.row("", way_text(way.by, way.why, way.bytes, way.writes));
+    }
     text.row("refused", report.refused);
     text.row("modified", format!("{} connections, in transit", report.forged));
     text.row("violations", report.broken);
@@ -153,6 +156,12 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     document["address"] = address.into();
     document["transport"] = args.transport.name().into();
     Report::new(document, text)
+}
+
+/// The row of writes by one way.
+pub(crate) fn way_text(by: &str, why: Option<&str>, bytes: u64, writes: u64) -> String {
+    let why = why.map(|why| format!(", {why}")).unwrap_or_default();
+    format!("{} by {by} in {}{why}", units::bytes(bytes), units::count(writes, "write"))
 }
 
 /// Reads the key file, if one is named.

@@ -388,10 +388,12 @@ impl GpuCopyLane {
             return Err(std::io::Error::other("not GPU memory"));
         };
         let ring = self.ring.host().ok_or_else(|| std::io::Error::other("the ring is not host memory"))?;
-        let mut bytes = vec![0; chunk.len as usize];
-        gpu.region.read(chunk.offset(), &mut bytes).map_err(std::io::Error::other)?;
-        ring.write(0, &bytes).map_err(std::io::Error::other)?;
-        let from = TransferMemory { mem: ring, at: 0, len: bytes.len(), shared: false };
+        let len = chunk.len as usize;
+        gpu.region.read_to(chunk.offset(), ring, 0, len).map_err(|error| {
+            self.is_stale |= error.is_under_way();
+            std::io::Error::other(error)
+        })?;
+        let from = TransferMemory { mem: ring, at: 0, len, shared: false };
         let count = chunk.job.open.file().write(from, chunk.at())?;
         chunk.job.count(GpuRoute::Written, self.device.gpu().simulated(), count as u64);
         Ok(count as i64)

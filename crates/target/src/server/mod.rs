@@ -31,7 +31,7 @@ use crate::auth::{Key, random};
 use crate::buffers::{Buffers, SessionUser};
 use crate::shares::{Shares, TakenShare};
 use crate::transport::{Acceptor, Link};
-use crate::tree::{Folder, FolderRules};
+use crate::tree::{Folder, FolderRules, WaySum, WriteWays};
 use crate::turns::{Next, Queue};
 use crate::wire::{Join, MAX_BODY, MountId, OpenMode, Request, SessionId, Welcome};
 use crate::{Error, Result, lock};
@@ -152,6 +152,8 @@ pub struct ServerReport {
     pub read_bytes: u64,
     /// Bytes written to files.
     pub written_bytes: u64,
+    /// Writes of files, by way.
+    pub writes: Vec<WaySum>,
     /// Connections that were refused.
     pub refused: u64,
     /// Connections on which a frame was changed in transit.
@@ -190,6 +192,8 @@ pub(crate) struct ServerShared {
     boot: [u8; 16],
     /// Descriptors for files that clients know, and for those that they have open, by session.
     nodes: Arc<Shares>,
+    /// How files are written.
+    writes: Arc<WriteWays>,
     files: Arc<Shares>,
     sessions: Mutex<HashMap<SessionId, Arc<ClientSession>>>,
     /// Expired sessions whose files are still to be closed.
@@ -233,8 +237,8 @@ impl ServerShared {
                 let root = self.root.try_clone().map_err(|e| Error::io("dup of", "the folder", e))?;
                 let number = self.next_session.fetch_add(1, Ordering::Relaxed);
                 let rules = FolderRules { for_others: true, most_open: usize::MAX };
-                let folder = Folder::sharing(root, rules, (self.nodes.clone(), number));
-                let folder = folder.map_err(|e| Error::io("statx of", "the folder", e))?;
+                let folder = Folder::new(root, rules).map_err(|e| Error::io("statx of", "the folder", e))?;
+                let folder = folder.sharing(self.nodes.clone(), self.writes.clone(), number);
                 let files = (self.files.clone(), self.options.limits.files);
                 let session = Arc::new(ClientSession::new((random()?, join.mount), number, folder, files));
                 sessions.insert(session.id, session.clone());
@@ -433,6 +437,7 @@ impl Target {
         let shared = Arc::new(ServerShared {
             root,
             boot: boot()?,
+            writes: Arc::new(WriteWays::new(Shares::new)),
             nodes: Arc::new(Shares::new((descriptors as u64 / 4).clamp(64, 1 << 20))),
             files: Arc::new(Shares::new((descriptors as u64 / 4).clamp(64, 1 << 20))),
             sessions: Mutex::default(),
@@ -471,6 +476,7 @@ impl Target {
             repeated: count(&shared.stats.repeated),
             read_bytes: count(&shared.stats.read),
             written_bytes: count(&shared.stats.written),
+            writes: shared.writes.sums(),
             refused: count(&shared.stats.refused),
             forged: count(&shared.stats.forged),
             broken: count(&shared.stats.broken),

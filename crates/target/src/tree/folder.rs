@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use super::local::{Local, Writer};
 use super::nodes::{Forgotten, ITSELF, Node, Nodes, file_type, kind};
+use super::writes::{WriteWays, Writes};
 use super::{FolderNames, OpenFile, Tree, TreeResult, xattrs};
 use crate::shares::{Payer, Shares};
 use crate::wire::{Attr, AttrChange, Caller, FsSpace, MAX_BODY, Make, Name, OpenMode, TimeChange, Xattr};
@@ -43,6 +44,8 @@ pub struct Folder {
     rules: FolderRules,
     /// The credentials to restore after acting as a caller. `None` unless this process is root's.
     own: Option<Arc<OwnCredentials>>,
+    /// How files are written, and the number for which all their mapped bytes count; `None` if each user's own do.
+    writes: (Arc<WriteWays>, Option<u32>),
 }
 
 /// The flags of `open` for a mode.
@@ -75,17 +78,21 @@ impl Folder {
     /// When the system calls for it fail.
     pub fn new(root: OwnedFd, rules: FolderRules) -> TreeResult<Self> {
         let own = OwnCredentials::of_root().map_err(|error| super::errno(&error))?.map(Arc::new);
-        Ok(Self { nodes: Nodes::new(root, rules.most_open)?, rules, own })
+        let writes = WriteWays::new(Shares::new);
+        Ok(Self { nodes: Nodes::new(root, rules.most_open)?, rules, own, writes: (Arc::new(writes), None) })
     }
 
-    /// Takes descriptors for known files from a budget that is shared with other folders, under a number of this
-    /// folder's own.
-    ///
-    /// # Errors
-    /// As for [`Self::new`].
-    pub fn sharing(root: OwnedFd, rules: FolderRules, descriptors: (Arc<Shares>, u32)) -> TreeResult<Self> {
-        let Self { nodes, rules, own } = Self::new(root, rules)?;
-        Ok(Self { nodes: nodes.sharing(descriptors), rules, own })
+    /// Takes descriptors for known files, and mapped bytes for writes, from budgets that are shared with other folders,
+    /// under a number of this folder's own.
+    #[must_use]
+    pub fn sharing(self, descriptors: Arc<Shares>, writes: Arc<WriteWays>, number: u32) -> Self {
+        Self { nodes: self.nodes.sharing((descriptors, number)), writes: (writes, Some(number)), ..self }
+    }
+
+    /// Takes mapped bytes for writes from this budget.
+    #[must_use]
+    pub fn with_writes(self, writes: Arc<WriteWays>) -> Self {
+        Self { writes: (writes, None), ..self }
     }
 
     /// Sets the function that maps users to those for whom known files count.
@@ -113,7 +120,8 @@ impl Folder {
         let file = file.into();
         let group = || Some(fstat(&file).ok()?.st_gid).filter(|group| by.groups.contains(group));
         let writer = self.own.clone().map(|own| Writer { own, uid: by.uid, gid: by.gid, group: group() });
-        Local::written_by(file, writer)
+        let (ways, number) = &self.writes;
+        Local::written_by(file, writer, Writes::new(ways.clone(), number.unwrap_or(by.uid)))
     }
 
     /// [`Tree::open`], which returns the local file.

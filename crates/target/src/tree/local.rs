@@ -10,6 +10,7 @@ use onehop_os::page_cache::{DirectRules, cached_bytes, is_in_memory, may_swap, o
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
+use super::writes::Writes;
 use super::{OpenFile, TransferMemory};
 
 /// The user as whom root's process writes a file: space, quotas and set-id bits are those of the user.
@@ -31,18 +32,21 @@ pub struct Local {
     direct: OnceLock<Option<(File, DirectRules)>>,
     /// Whether its data is in memory only (tmpfs), once it was read.
     in_memory: OnceLock<bool>,
+    /// `None` if one write waits for the other.
+    writes: Option<Writes>,
 }
 
 impl Local {
     /// Writes as this process.
     #[must_use]
     pub fn new(file: File) -> Self {
-        Self { file, writer: None, direct: OnceLock::new(), in_memory: OnceLock::new() }
+        Self { file, writer: None, direct: OnceLock::new(), in_memory: OnceLock::new(), writes: None }
     }
 
     /// Writes as a user.
-    pub(super) fn written_by(file: File, writer: Option<Writer>) -> Self {
-        Self { writer: writer.filter(|writer| writer.uid != 0), ..Self::new(file) }
+    pub(super) fn written_by(file: File, writer: Option<Writer>, writes: Writes) -> Self {
+        let writer = writer.filter(|writer| writer.uid != 0);
+        Self { writer, writes: Some(writes), ..Self::new(file) }
     }
 
     /// Makes this thread act as the writer.
@@ -59,7 +63,7 @@ impl Local {
     }
 }
 
-fn plain(error: onehop_os::Error) -> io::Error {
+pub(super) fn plain(error: onehop_os::Error) -> io::Error {
     match error.errno() {
         Some(errno) => io::Error::from_raw_os_error(errno),
         None => io::Error::other(error),
@@ -85,6 +89,9 @@ impl OpenFile for Local {
     }
 
     fn write(&self, from: TransferMemory<'_>, at: u64) -> io::Result<usize> {
+        if let Some(writes) = &self.writes {
+            return writes.write(&self.file, from, at, || self.act());
+        }
         let _acting = self.act()?;
         from.mem.write_file(from.at, from.len, &self.file, at).map_err(plain)
     }

@@ -8,6 +8,7 @@ mod crossing;
 mod folder;
 mod local;
 mod nodes;
+mod writes;
 mod xattrs;
 
 use std::fs::File;
@@ -21,6 +22,7 @@ use rustix::io::Errno;
 pub use folder::{Folder, FolderRules};
 pub use local::Local;
 pub use nodes::Forgotten;
+pub use writes::{WaySum, WriteWays};
 
 use crate::transport::Shareable;
 use crate::wire::{Attr, AttrChange, Caller, FileKind, FsSpace, Make, Name, OpenMode, Xattr};

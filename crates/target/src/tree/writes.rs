@@ -1,0 +1,340 @@
+//! Which writes of a file go through a mapping of it.
+//!
+//! The kernel lets one `pwrite` at a time into a file. A write for which another one would have to wait goes through a
+//! shared mapping instead, unless a program could see a difference: see `Unmapped`.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, RwLock};
+
+use onehop_os::FileMapping;
+use onehop_os::page_cache::cached_bytes;
+use rustix::fs::{
+    AtFlags, OFlags, StatxAttributes, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fcntl_getfl,
+    futimens, statx,
+};
+use rustix::process::{Resource, getrlimit};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use super::TransferMemory;
+use crate::shares::{Shares, TakenShare};
+use crate::{read, write};
+
+const PAGE: u64 = 4096;
+/// Mapped bytes in multiples of the machine's memory. Page tables take a 512th of what they map.
+const MOST_MAPPED: u64 = 2;
+/// Mappings at once: a process may have 65 530.
+const MOST_MAPPINGS: u64 = 8192;
+/// A file may grow by this much before it is mapped anew.
+const GROWTH: u64 = 64 << 20;
+/// Bits of a mode: to execute, or as another user.
+const EXECUTABLE: u16 = 0o6111;
+
+/// Why a write goes by `pwrite`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Unmapped {
+    /// No other write of the opening is under way.
+    Alone,
+    /// Shorter than a page.
+    Short,
+    /// It makes the file longer, or reaches its last page, which is not whole.
+    Grows,
+    /// Not all of it is in the page cache: there are holes, or a mapping would read from the disk first.
+    Uncached,
+    /// A write has to clear set-id bits and capabilities of executable files.
+    Executable,
+    /// The file must not be changed, or only be appended to.
+    Protected,
+    /// Its file system is none of tmpfs, ext4 and XFS.
+    FileSystem,
+    /// It is open for writing only, past the page cache, or so that each write is on the disk when it ends.
+    OpenMode,
+    /// A limit on the size of files is in force.
+    FileLimit,
+    /// It belongs to somebody else, and this process is not root's: it cannot set the time of the write.
+    NotOwner,
+    /// The user's share of mapped bytes is used up.
+    Budget,
+    /// The system refused: a container may forbid `process_vm_readv`, or the file was truncated meanwhile.
+    Refused,
+}
+
+impl Unmapped {
+    const ALL: [Self; 12] = [
+        Self::Alone,
+        Self::Short,
+        Self::Grows,
+        Self::Uncached,
+        Self::Executable,
+        Self::Protected,
+        Self::FileSystem,
+        Self::OpenMode,
+        Self::FileLimit,
+        Self::NotOwner,
+        Self::Budget,
+        Self::Refused,
+    ];
+
+    const fn why(self) -> &'static str {
+        match self {
+            Self::Alone => "no other write of the file is under way",
+            Self::Short => "the write is shorter than a page",
+            Self::Grows => "the file grows, or its last page is written",
+            Self::Uncached => "not all of the range is in the page cache",
+            Self::Executable => "the file is executable",
+            Self::Protected => "the file is immutable or append-only",
+            Self::FileSystem => "the file system is none of tmpfs, ext4 and XFS",
+            Self::OpenMode => "the file is open for writing only, or with O_DIRECT or O_SYNC",
+            Self::FileLimit => "the daemon has a limit on the size of files",
+            Self::NotOwner => "the file belongs to another user than the daemon's",
+            Self::Budget => "the user has as many bytes mapped as are allowed",
+            Self::Refused => "the system refused, or the file was truncated meanwhile",
+        }
+    }
+}
+
+/// Writes of a folder's files by way, and the budget for mappings.
+pub struct WriteWays {
+    mapped: WayCount,
+    unmapped: [WayCount; Unmapped::ALL.len()],
+    budget: Arc<Shares>,
+    growth: u64,
+}
+
+/// Writes, and their bytes.
+#[derive(Default)]
+struct WayCount {
+    writes: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// Writes by one way.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct WaySum {
+    /// `mapping`, or `pwrite`.
+    pub by: &'static str,
+    /// Why not through a mapping.
+    pub why: Option<&'static str>,
+    /// How many there were.
+    pub writes: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl WriteWays {
+    /// Counts from zero. `shares` makes the budget for this many mapped bytes.
+    #[must_use]
+    pub fn new(shares: impl FnOnce(u64) -> Shares) -> Self {
+        let memory = rustix::system::sysinfo();
+        let most =
+            u64::from(memory.mem_unit).saturating_mul(memory.totalram as u64).saturating_mul(MOST_MAPPED);
+        let growth = GROWTH.max(most / MOST_MAPPINGS);
+        let (mapped, unmapped) = Default::default();
+        Self { mapped, unmapped, budget: Arc::new(shares(most)), growth }
+    }
+
+    /// The ways that were used.
+    #[must_use]
+    pub fn sums(&self) -> Vec<WaySum> {
+        let sum = |by, why, count: &WayCount| WaySum {
+            by,
+            why,
+            writes: count.writes.load(Ordering::Relaxed),
+            bytes: count.bytes.load(Ordering::Relaxed),
+        };
+        let all = Unmapped::ALL.into_iter();
+        let all = all.map(|why| sum("pwrite", Some(why.why()), &self.unmapped[why as usize]));
+        let mapped = sum("mapping", None, &self.mapped);
+        std::iter::once(mapped).chain(all).filter(|sum| sum.writes > 0).collect()
+    }
+
+    fn count(&self, way: Result<(), Unmapped>, bytes: usize) {
+        let count = way.map_or_else(|why| &self.unmapped[why as usize], |()| &self.mapped);
+        count.writes.fetch_add(1, Ordering::Relaxed);
+        count.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// Writes of an open file, several at a time.
+pub(super) struct Writes {
+    ways: Arc<WriteWays>,
+    /// For whom mapped bytes count.
+    uid: u32,
+    under_way: AtomicU32,
+    /// Why this opening is never mapped.
+    unfit: OnceLock<Option<Unmapped>>,
+    mapping: RwLock<Option<Kept>>,
+    /// The time of the last write that set the file's, by the clock that the kernel uses for it.
+    stamp: AtomicU64,
+}
+
+/// A mapping, and what it takes of the budget.
+struct Kept {
+    mapping: Arc<FileMapping>,
+    /// More bytes than this are not mapped at once.
+    allowed: u64,
+    _share: TakenShare,
+}
+
+/// Counts a write that is under way.
+struct UnderWay<'a>(&'a AtomicU32);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The kernel's clock for the times of files: it moves with the timer.
+fn tick() -> u64 {
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
+impl Writes {
+    pub fn new(ways: Arc<WriteWays>, uid: u32) -> Self {
+        Self {
+            ways,
+            uid,
+            under_way: AtomicU32::new(0),
+            unfit: OnceLock::new(),
+            mapping: RwLock::new(None),
+            stamp: AtomicU64::new(0),
+        }
+    }
+
+    /// Writes through the mapping, or else by `pwrite`, which is to act as the user who writes. `act` makes the thread do
+    /// so until its result is dropped.
+    pub fn write<A>(
+        &self,
+        file: &File,
+        from: TransferMemory<'_>,
+        at: u64,
+        act: impl Fn() -> io::Result<A>,
+    ) -> io::Result<usize> {
+        let is_alone = self.under_way.fetch_add(1, Ordering::Relaxed) == 0;
+        let _under_way = UnderWay(&self.under_way);
+        let way = if is_alone { Err(Unmapped::Alone) } else { self.map_and_write(file, from, at, &act) };
+        let count = match way {
+            Ok(()) => from.len,
+            Err(_) => {
+                self.stamp.store(tick(), Ordering::Relaxed);
+                let _acting = act()?;
+                from.mem.write_file(from.at, from.len, file, at).map_err(super::local::plain)?
+            }
+        };
+        self.ways.count(way, count);
+        Ok(count)
+    }
+
+    /// Writes all bytes through the mapping. If this fails, they may have been written in part.
+    fn map_and_write<A>(
+        &self,
+        file: &File,
+        from: TransferMemory<'_>,
+        at: u64,
+        act: impl Fn() -> io::Result<A>,
+    ) -> Result<(), Unmapped> {
+        if (from.len as u64) < PAGE {
+            return Err(Unmapped::Short);
+        }
+        if let Some(why) = self.unfit.get_or_init(|| unfit(file)) {
+            return Err(*why);
+        }
+        let end = at.checked_add(from.len as u64).ok_or(Unmapped::Grows)?;
+        let mapping = self.mapping(file, end)?;
+        let (first, last) = (at / PAGE * PAGE, end.next_multiple_of(PAGE));
+        if cached_bytes(file, first, last - first).ok() != Some(last - first) {
+            return Err(Unmapped::Uncached);
+        }
+        let copied = {
+            let _acting = act().map_err(|_| Unmapped::Refused)?;
+            mapping.write(at as usize, from.mem, from.at, from.len)
+        };
+        // Else the bytes may lie behind the end of the file, or in pages that no longer belong to it.
+        let is_whole = copied.is_ok_and(|count| count == from.len) && size_for(file, end).is_ok();
+        if !is_whole {
+            *write(&self.mapping) = None;
+            return Err(Unmapped::Refused);
+        }
+        self.set_time(file)
+    }
+
+    /// The mapping, of at least `end` bytes.
+    fn mapping(&self, file: &File, end: u64) -> Result<Arc<FileMapping>, Unmapped> {
+        let (size, allocated) = size_for(file, end)?;
+        let fits = |kept: &Kept| kept.mapping.len() as u64 >= end && allocated <= kept.allowed;
+        if let Some(kept) = read(&self.mapping).as_ref().filter(|kept| fits(kept)) {
+            return Ok(kept.mapping.clone());
+        }
+        let mut kept = write(&self.mapping);
+        if let Some(kept) = kept.as_ref().filter(|kept| fits(kept)) {
+            return Ok(kept.mapping.clone());
+        }
+        *kept = None;
+        let allowed = allocated.saturating_add(allocated / 4).saturating_add(self.ways.growth);
+        let _share = self.ways.budget.acquire(self.uid, allowed).ok_or(Unmapped::Budget)?;
+        let bytes = usize::try_from(size / PAGE * PAGE).map_err(|_| Unmapped::Budget)?;
+        let mapping = FileMapping::new(file, bytes).map(Arc::new).map_err(|_| Unmapped::Refused)?;
+        *kept = Some(Kept { mapping: mapping.clone(), allowed, _share });
+        Ok(mapping)
+    }
+
+    /// Sets the file's times as `pwrite` would, where the clock has moved since they were set.
+    fn set_time(&self, file: &File) -> Result<(), Unmapped> {
+        let now = tick();
+        if self.stamp.swap(now, Ordering::Relaxed) == now {
+            return Ok(());
+        }
+        let nanos = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
+        let times = Timestamps { last_access: nanos(UTIME_OMIT), last_modification: nanos(UTIME_NOW) };
+        futimens(file, &times).map_err(|_| Unmapped::Refused)
+    }
+}
+
+/// The size and the allocated bytes of a file whose bytes up to `end` may be written through a mapping.
+fn size_for(file: &File, end: u64) -> Result<(u64, u64), Unmapped> {
+    let wanted = StatxFlags::SIZE | StatxFlags::BLOCKS | StatxFlags::MODE;
+    let stat = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, wanted)
+        .map_err(|_| Unmapped::Refused)?;
+    if stat.stx_mode & EXECUTABLE != 0 {
+        return Err(Unmapped::Executable);
+    }
+    if stat.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
+        return Err(Unmapped::Protected);
+    }
+    // A mapping has whole pages.
+    if end > stat.stx_size / PAGE * PAGE {
+        return Err(Unmapped::Grows);
+    }
+    Ok((stat.stx_size, stat.stx_blocks.saturating_mul(512)))
+}
+
+/// Why writes of an open file never go through a mapping.
+fn unfit(file: &File) -> Option<Unmapped> {
+    const TMPFS: u64 = 0x0102_1994;
+    const EXT4: u64 = 0xef53;
+    const XFS: u64 = 0x5846_5342;
+    let kind = rustix::fs::fstatfs(file).map_or(0, |fs| fs.f_type as u64);
+    if ![TMPFS, EXT4, XFS].contains(&kind) {
+        return Some(Unmapped::FileSystem);
+    }
+    let flags = fcntl_getfl(file).unwrap_or(OFlags::DIRECT);
+    let writes_alone = OFlags::DIRECT | OFlags::SYNC | OFlags::DSYNC | OFlags::APPEND;
+    if flags & OFlags::RWMODE != OFlags::RDWR || flags.intersects(writes_alone) {
+        return Some(Unmapped::OpenMode);
+    }
+    if getrlimit(Resource::Fsize).current.is_some() {
+        return Some(Unmapped::FileLimit);
+    }
+    let user = rustix::process::geteuid();
+    let is_ours = user.is_root() || file.metadata().is_ok_and(|found| found.uid() == user.as_raw());
+    (!is_ours).then_some(Unmapped::NotOwner)
+}
+
+#[cfg(test)]
+#[path = "writes_tests.rs"]
+mod tests;

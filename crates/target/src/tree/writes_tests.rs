@@ -1,0 +1,213 @@
+//! Tests: which writes go through a mapping, and that nothing is lost by it.
+
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use onehop_os::HostMem;
+
+use super::*;
+
+const PAGES: u64 = 64;
+
+/// A file of [`PAGES`] pages of `0xee`, removed at the end.
+struct WrittenFile {
+    path: PathBuf,
+    file: File,
+    ways: Arc<WriteWays>,
+    writes: Writes,
+}
+
+impl Drop for WrittenFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl WrittenFile {
+    fn new(folder: &Path, name: &str, shares: impl FnOnce(u64) -> Shares) -> Self {
+        let path = folder.join(format!("onehop-writes-{name}-{}", std::process::id()));
+        std::fs::write(&path, vec![0xee; (PAGES * PAGE) as usize]).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let ways = Arc::new(WriteWays::new(shares));
+        let writes = Writes::new(ways.clone(), 1000);
+        Self { path, file, ways, writes }
+    }
+
+    fn in_memory(name: &str) -> Self {
+        Self::new(Path::new("/dev/shm"), name, Shares::new)
+    }
+
+    /// Writes as if another write were under way, and returns why not through a mapping.
+    fn write(&self, at: u64, bytes: usize, value: u8) -> Option<&'static str> {
+        self.write_by(&self.file, at, bytes, value)
+    }
+
+    fn write_by(&self, file: &File, at: u64, bytes: usize, value: u8) -> Option<&'static str> {
+        let mem = HostMem::anonymous(bytes.next_multiple_of(PAGE as usize)).unwrap();
+        mem.fill(0, bytes, value).unwrap();
+        let before = self.ways.sums();
+        let _other = UnderWay(&self.writes.under_way);
+        self.writes.under_way.fetch_add(1, Ordering::Relaxed);
+        let from = TransferMemory { mem: &mem, at: 0, len: bytes, shared: false };
+        assert_eq!(self.writes.write(file, from, at, || Ok(())).unwrap(), bytes);
+        let mut found = vec![0; bytes];
+        self.file.read_exact_at(&mut found, at).unwrap();
+        assert!(found.iter().all(|byte| *byte == value));
+        let mut after = self.ways.sums();
+        after.retain(|sum| !before.contains(sum));
+        assert_eq!(after.len(), 1, "{after:?}");
+        after[0].why
+    }
+}
+
+#[test]
+fn others_may_be_under_way() {
+    let beds =
+        [WrittenFile::in_memory("plain"), WrittenFile::new(&std::env::temp_dir(), "disk", Shares::new)];
+    for bed in beds {
+        if unfit(&bed.file) == Some(Unmapped::FileSystem) {
+            println!("skipped: {} is on another file system", bed.path.display());
+            continue;
+        }
+        assert_eq!(bed.write(PAGE, 2 * PAGE as usize, 1), None);
+        // Not at the edges of pages either.
+        assert_eq!(bed.write(5 * PAGE + 3, PAGE as usize + 11, 2), None);
+        let mut around = [0; 2];
+        bed.file.read_exact_at(&mut around, 5 * PAGE + 2).unwrap();
+        assert_eq!(around, [0xee, 2]);
+        bed.file.read_exact_at(&mut around, 6 * PAGE + 13).unwrap();
+        assert_eq!(around, [2, 0xee]);
+        // A longer file is mapped again.
+        bed.file.write_all_at(&[3; 2 * PAGE as usize], PAGES * PAGE).unwrap();
+        assert_eq!(bed.write((PAGES + 1) * PAGE, PAGE as usize, 4), None);
+        assert_eq!(bed.file.metadata().unwrap().len(), (PAGES + 2) * PAGE);
+    }
+}
+
+#[test]
+fn a_write_alone_goes_by_pwrite() {
+    let bed = WrittenFile::in_memory("alone");
+    let mem = HostMem::anonymous(PAGE as usize).unwrap();
+    let from = TransferMemory { mem: &mem, at: 0, len: PAGE as usize, shared: false };
+    bed.writes.write(&bed.file, from, 0, || Ok(())).unwrap();
+    assert_eq!(bed.ways.sums()[0].why, Some(Unmapped::Alone.why()));
+    assert_eq!(bed.writes.under_way.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn what_programs_would_notice_goes_by_pwrite() {
+    let why = |reason: Unmapped| Some(reason.why());
+    let bed = WrittenFile::in_memory("noticed");
+    assert_eq!(bed.write(0, 100, 1), why(Unmapped::Short));
+    assert_eq!(bed.write((PAGES - 1) * PAGE, 2 * PAGE as usize, 1), why(Unmapped::Grows));
+    bed.file.set_len(PAGES * PAGE + 5 * PAGE + 7).unwrap();
+    assert_eq!(bed.write((PAGES + 2) * PAGE, PAGE as usize, 1), why(Unmapped::Uncached));
+    assert_eq!(bed.write((PAGES + 4) * PAGE + 8, PAGE as usize, 1), why(Unmapped::Grows));
+    let mode = |mode| bed.file.set_permissions(std::fs::Permissions::from_mode(mode)).unwrap();
+    for bits in [0o4644, 0o2644, 0o755, 0o601] {
+        mode(bits);
+        assert_eq!(bed.write(0, PAGE as usize, 2), why(Unmapped::Executable), "{bits:o}");
+    }
+    mode(0o600);
+    assert_eq!(bed.write(0, PAGE as usize, 2), None);
+    for flags in [libc_flags(OFlags::DSYNC), libc_flags(OFlags::SYNC)] {
+        let bed = WrittenFile::in_memory("flags");
+        let file = File::options().read(true).write(true).custom_flags(flags).open(&bed.path).unwrap();
+        assert_eq!(bed.write_by(&file, 0, PAGE as usize, 1), why(Unmapped::OpenMode));
+    }
+    let bed = WrittenFile::in_memory("write-only");
+    let file = File::options().write(true).open(&bed.path).unwrap();
+    assert_eq!(bed.write_by(&file, 0, PAGE as usize, 1), why(Unmapped::OpenMode));
+    let bed = WrittenFile::new(Path::new("/dev/shm"), "budget", |_| Shares::new(GROWTH));
+    assert_eq!(bed.write(0, PAGE as usize, 1), why(Unmapped::Budget));
+}
+
+fn libc_flags(flags: OFlags) -> i32 {
+    flags.bits() as i32
+}
+
+#[test]
+fn the_budget_is_returned() {
+    let bed = WrittenFile::in_memory("returned");
+    assert_eq!(bed.write(0, PAGE as usize, 1), None);
+    let budget = bed.ways.budget.clone();
+    assert!(budget.taken() >= GROWTH);
+    drop(bed);
+    assert_eq!(budget.taken(), 0);
+}
+
+#[test]
+fn the_time_of_a_write_is_the_files() {
+    let bed = WrittenFile::in_memory("times");
+    assert_eq!(bed.write(0, PAGE as usize, 1), None);
+    std::thread::sleep(Duration::from_millis(20));
+    let before = SystemTime::now() - Duration::from_millis(12);
+    assert_eq!(bed.write(0, PAGE as usize, 2), None);
+    assert!(bed.file.metadata().unwrap().modified().unwrap() >= before);
+}
+
+/// The word of a page: its number, and how often it has been written.
+fn word(page: u64, version: u64) -> u64 {
+    page << 32 | version
+}
+
+/// Two threads write pages of words while a third truncates and extends the file. A word is then zero or one of its page's,
+/// and one from before the truncation never comes back.
+#[test]
+fn nothing_that_was_cut_off_returns() {
+    cut_off(&WrittenFile::in_memory("truncated"));
+    cut_off(&WrittenFile::new(&std::env::temp_dir(), "truncated", Shares::new));
+}
+
+fn cut_off(bed: &WrittenFile) {
+    let acknowledged: Vec<AtomicU64> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
+    let over = AtomicBool::new(false);
+    let write = |thread: u64| {
+        let mem = HostMem::anonymous(PAGE as usize).unwrap();
+        let from = TransferMemory { mem: &mem, at: 0, len: PAGE as usize, shared: false };
+        for step in 1_u64.. {
+            // Each page has one writer.
+            let page = step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & (PAGES - 1) & !1 | thread;
+            let version = acknowledged[page as usize].load(Ordering::Relaxed) + 1;
+            let bytes = word(page, version).to_le_bytes().repeat(PAGE as usize / 8);
+            mem.write(0, &bytes).unwrap();
+            assert_eq!(bed.writes.write(&bed.file, from, page * PAGE, || Ok(())).unwrap(), PAGE as usize);
+            acknowledged[page as usize].store(version, Ordering::Release);
+            if over.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    };
+    let truncate = || {
+        let end = Instant::now() + Duration::from_secs(2);
+        let mut rounds = 0_u64;
+        while Instant::now() < end {
+            rounds += 1;
+            let size = rounds.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 20 & (PAGES * PAGE - 1) & !7;
+            let first = size / PAGE;
+            let before: Vec<u64> =
+                (first..PAGES).map(|page| acknowledged[page as usize].load(Ordering::Acquire)).collect();
+            bed.file.set_len(size).unwrap();
+            bed.file.set_len(PAGES * PAGE).unwrap();
+            let mut found = vec![0; (PAGES * PAGE - size) as usize];
+            bed.file.read_exact_at(&mut found, size).unwrap();
+            for (at, bytes) in (size..).step_by(8).zip(found.as_chunks::<8>().0) {
+                let (found, page) = (u64::from_le_bytes(*bytes), at / PAGE);
+                let (of, version) = (found >> 32, found & 0xffff_ffff);
+                let is_new = of == page && version > before[(page - first) as usize];
+                assert!(found == 0 || is_new, "{found:x} at {at} after a truncation to {size}");
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| write(0));
+        scope.spawn(|| write(1));
+        truncate();
+    });
+    let sums = bed.ways.sums();
+    let is_mapped = sums.iter().any(|sum| sum.why.is_none());
+    assert!(is_mapped || unfit(&bed.file).is_some(), "{sums:?}");
+}
