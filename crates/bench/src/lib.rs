@@ -5,7 +5,8 @@
 //!    driver's own cost.
 //! 3. [`GpuBench::new`] and [`GpuBench::row`] do the same for queues that GPU kernels drive.
 //! 4. [`sweep`] moves blocks between drives or files and GPU memory by every route, and checks their bytes.
-//! 5. [`compare::compare`] finds what changed between two results, and [`page`] writes them as a page.
+//! 5. [`pages`] moves pages between a file and memory by rings of a mount and by plain threads.
+//! 6. [`compare::compare`] finds what changed between two results, and [`page`] writes them as a page.
 #![forbid(unsafe_code)]
 
 mod bed;
@@ -14,6 +15,7 @@ mod cpu;
 mod gpu;
 mod host;
 pub mod page;
+pub mod pages;
 mod peer;
 pub mod results;
 mod stats;

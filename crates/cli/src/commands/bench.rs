@@ -3,6 +3,7 @@
 mod compare;
 mod gather;
 mod limits;
+mod pages;
 pub(crate) mod report;
 mod sweep;
 mod target;
@@ -35,6 +36,7 @@ enum BenchCommand {
     Load(super::load::bench::Args),
     Target(target::Args),
     Gather(gather::Args),
+    Pages(pages::Args),
 }
 
 /// Who uses the queues.
@@ -152,6 +154,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         BenchCommand::Load(args) => return super::load::bench::run(args, context),
         BenchCommand::Target(args) => return target::run(args, context),
         BenchCommand::Gather(args) => return gather::run(args, context),
+        BenchCommand::Pages(args) => return pages::run(args, context),
     };
     args.refuse_unused()?;
     let _folders = report::folder(args.report.as_deref())?;

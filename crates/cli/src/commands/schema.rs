@@ -51,6 +51,7 @@ const ALL: &[(&str, &str)] = schemas!(
     "bench load" in "bench-load",
     "bench target" in "bench-target",
     "bench gather" in "bench-gather",
+    "bench pages" in "bench-pages",
     "sim serve" in "sim-serve",
     "sdr info" in "sdr-info",
     "sdr rx" in "sdr-rx",
