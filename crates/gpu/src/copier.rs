@@ -1,17 +1,15 @@
-//! Background copies from host memory to GPU memory.
+//! Background copies between host memory and GPU memory.
 
 use std::time::Instant;
 
-use onehop_os::HostMem;
-
 use crate::{Error, Gpu, Region, Result};
 
-/// Rows of bytes at equal distances in the memory that is copied from, packed in GPU memory.
+/// Rows of bytes at equal distances in the memory that is copied from, packed in the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {
     /// Offset of the first row.
     pub from: usize,
-    /// Its offset in GPU memory.
+    /// Its offset in the other memory.
     pub to: usize,
     /// Bytes of a row.
     pub row: usize,
@@ -52,7 +50,7 @@ impl Rows {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Mark(pub(crate) u64);
 
-/// Copies from one region to one GPU region, in the order in which copies were started. The source may be overwritten
+/// Copies from one region to another, in the order in which copies were started. The source may be overwritten
 /// only once the copies from it are over. Dropping it waits for all of them.
 pub trait Copier: Send {
     /// Starts a copy.
@@ -87,13 +85,13 @@ pub trait Copier: Send {
 
 /// A copier that copies at once: for memory that the CPU reaches.
 pub(crate) struct AtOnce {
-    from: HostMem,
+    from: Region,
     to: Region,
     marks: u64,
 }
 
 impl AtOnce {
-    pub(crate) fn new(from: HostMem, to: Region) -> Self {
+    pub(crate) fn new(from: Region, to: Region) -> Self {
         Self { from, to, marks: 0 }
     }
 }
@@ -177,6 +175,11 @@ mod tests {
         let mut got = [0; 12];
         vram.read(5, &mut got).unwrap();
         assert_eq!(got, [10, 11, 12, 110, 111, 112, 210, 211, 212, 54, 55, 56]);
+        let mut back = gpu.copier(&vram, &host).unwrap();
+        back.copy(&Rows { from: 5, to: 1000, row: 3, rows: 2, step: 6 }).unwrap();
+        let mut got = [0; 8];
+        host.read(999, &mut got).unwrap();
+        assert_eq!(got, [231, 10, 11, 12, 210, 211, 212, 238]);
         for bad in [
             Rows { rows: 42, ..rows },
             Rows { to: 4090, ..rows },

@@ -279,8 +279,7 @@ impl Gpu for Emulated {
     }
 
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>> {
-        let host = from.host().cloned().ok_or(onehop_os::Error::NotReachable)?;
-        Ok(Box::new(AtOnce::new(host, to.clone())))
+        Ok(Box::new(AtOnce::new(from.clone(), to.clone())))
     }
 
     fn peers(&self) -> Result<&dyn PeerMemory> {

@@ -164,10 +164,10 @@ pub trait Gpu: Send + Sync {
     fn free_memory(&self) -> Result<Option<u64>> {
         Ok(None)
     }
-    /// A copier from this host memory to that GPU memory.
+    /// A copier from this memory to that. The CPU reaches at least one of them.
     ///
     /// # Errors
-    /// When the first is not memory that the CPU reaches, or the GPU has no copy engine.
+    /// When it reaches neither, or the GPU has no copy engine.
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>>;
     /// Memory that it shares with other processes.
     ///

@@ -24,7 +24,7 @@ use serde_json::json;
 
 use crate::error::{Error, Result};
 use crate::fs::{FuseHandler, Mounted};
-use crate::io::RemainingChunks;
+use crate::io::QueuedTransfers;
 use crate::io::gpu::GpuLanes;
 use crate::io::pool::{SlowCall, ThreadPool, Zeroes};
 use crate::leftovers::remove_leftovers;
@@ -141,8 +141,8 @@ pub(crate) struct DaemonShared {
     pub opens: Opens,
     pub workers: Workers,
     /// Ring transfers to and from host memory that cannot be done at once.
-    pub ring_reads: ThreadPool<RemainingChunks>,
-    pub ring_writes: ThreadPool<RemainingChunks>,
+    pub ring_reads: ThreadPool<QueuedTransfers>,
+    pub ring_writes: ThreadPool<QueuedTransfers>,
     /// Ring transfers in flight, by user.
     pub jobs: Shares,
     /// Pools for FUSE requests that must not block the session threads: lookups; calls that move bytes or change names;
@@ -259,9 +259,18 @@ impl DaemonShared {
         Ok(engine.lanes.get_or_init(|| lanes).clone())
     }
 
-    /// Invalidates the kernel's cache of a range after a ring has written to it.
-    pub fn written(&self, inode: u64, at: u64, bytes: u64) {
-        self.invalidate(inode, at as i64, bytes as i64);
+    /// Invalidates the kernel's cache of ranges after a ring has written to them: of the file, the offset and the length.
+    /// Of a file without cached pages, only the attributes are invalidated, once.
+    pub fn written(&self, ranges: impl IntoIterator<Item = (u64, u64, u64)>) {
+        let mut known = Vec::new();
+        for (inode, at, bytes) in ranges {
+            if self.opens.has_cached_pages(inode) {
+                self.invalidate(inode, at as i64, bytes as i64);
+            } else if !known.contains(&inode) {
+                known.push(inode);
+                self.forget_attributes(inode);
+            }
+        }
     }
 
     /// Makes the kernel write back dirty mapped pages of a file and drop its cached pages. It waits for reads and

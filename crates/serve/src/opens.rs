@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use onehop_target::shares::Shares;
@@ -56,11 +56,22 @@ pub(crate) struct Open {
     lock_turn: u64,
     is_elsewhere: bool,
     closed: AtomicBool,
+    /// Of all opens of the file: whether the kernel may have pages of it.
+    cached: Arc<AtomicBool>,
 }
 
 impl Open {
     pub fn file(&self) -> &dyn OpenFile {
         &*self.file
+    }
+
+    /// To be called before bytes are read or written for the kernel, which may keep them.
+    pub fn note_cached(&self) {
+        if !self.cached.load(Ordering::Relaxed) {
+            self.cached.store(true, Ordering::Relaxed);
+        }
+        // Either a ring that writes sees this, or the bytes that follow are the ring's.
+        fence(Ordering::SeqCst);
     }
 
     pub fn is_closed(&self) -> bool {
@@ -133,6 +144,15 @@ impl OpenKind {
 /// Open files by their handles.
 type ByHandle = HashMap<u64, Arc<Open>>;
 
+/// Opens of one file.
+#[derive(Default)]
+struct InodeOpens {
+    /// By kind, so that neither a search nor a close takes longer for a file that is open often.
+    kinds: BTreeMap<OpenKind, ByHandle>,
+    /// See [`Open::note_cached`]. An open of a file that nobody has open makes the kernel drop its pages.
+    cached: Arc<AtomicBool>,
+}
+
 /// Why a ring may not use a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NotOpen {
@@ -145,8 +165,7 @@ pub(crate) enum NotOpen {
 /// All open files.
 pub(crate) struct Opens {
     by_handle: RwLock<ByHandle>,
-    /// By kind, so that neither a search nor a close takes longer for a file that is open often.
-    by_inode: RwLock<HashMap<u64, BTreeMap<OpenKind, ByHandle>>>,
+    by_inode: RwLock<HashMap<u64, InodeOpens>>,
     shares: Shares,
     next: AtomicU64,
     added: AtomicU64,
@@ -196,11 +215,15 @@ impl Opens {
         let mount = mount_of(&*file);
         let lock_turn = self.turns.of(mount);
         let is_elsewhere = self.own_mount.get().is_some_and(|own| *own != mount);
-        let open = Open { inode, uid, access, file, lock_turn, is_elsewhere, closed: AtomicBool::new(false) };
-        let (open, handle) = (Arc::new(open), self.handle());
+        let (closed, handle) = (AtomicBool::new(false), self.handle());
         self.shares.count(uid, 1);
-        write(&self.by_handle).insert(handle, open.clone());
-        write(&self.by_inode).entry(inode).or_default().entry(open.kind()).or_default().insert(handle, open);
+        let mut all = write(&self.by_inode);
+        let same = all.entry(inode).or_default();
+        let cached = same.cached.clone();
+        let open = Arc::new(Open { inode, uid, access, file, lock_turn, is_elsewhere, closed, cached });
+        same.kinds.entry(open.kind()).or_default().insert(handle, open.clone());
+        drop(all);
+        write(&self.by_handle).insert(handle, open);
         self.added.fetch_add(1, Ordering::AcqRel);
         handle
     }
@@ -220,7 +243,7 @@ impl Opens {
         let gone = write(&self.by_handle).remove(&handle)?;
         gone.closed.store(true, Ordering::Release);
         let mut all = write(&self.by_inode);
-        if let Some(kinds) = all.get_mut(&gone.inode) {
+        if let Some(InodeOpens { kinds, .. }) = all.get_mut(&gone.inode) {
             let kind = gone.kind();
             let same = kinds.get_mut(&kind);
             if same.is_some_and(|same| same.remove(&handle).is_some() && same.is_empty()) {
@@ -249,7 +272,7 @@ impl Opens {
     /// An open file that a user's ring may read or write. Synchronous ones are preferred.
     pub fn find(&self, inode: u64, uid: u32, reads: bool) -> Result<Arc<Open>, NotOpen> {
         let all = read(&self.by_inode);
-        let kinds = all.get(&inode).ok_or(NotOpen::Closed)?;
+        let InodeOpens { kinds, .. } = all.get(&inode).ok_or(NotOpen::Closed)?;
         let theirs = || kinds.range(OpenKind::of(uid));
         let fitting = theirs().filter(|(kind, _)| kind.allows(uid, reads)).max_by_key(|(kind, _)| kind.syncs);
         if let Some(open) = fitting.and_then(|(_, same)| same.values().next()) {
@@ -257,6 +280,12 @@ impl Opens {
         }
         let known = theirs().any(|(kind, _)| kind.allows(uid, !reads));
         Err(if known { NotOpen::Access } else { NotOpen::Closed })
+    }
+
+    /// Whether the kernel may have pages of a file. To be called after a ring has written to it.
+    pub fn has_cached_pages(&self, inode: u64) -> bool {
+        fence(Ordering::SeqCst);
+        read(&self.by_inode).get(&inode).is_some_and(|opens| opens.cached.load(Ordering::Relaxed))
     }
 
     pub fn count(&self) -> usize {

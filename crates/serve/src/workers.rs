@@ -23,7 +23,7 @@ use rustix::io::Errno;
 
 use crate::daemon::DaemonShared;
 use crate::error::{Error, Result};
-use crate::io::{self, IoStart, LastUsed};
+use crate::io::{self, IoStart, LastUsed, TransferJob};
 use crate::persons::Persons;
 use crate::supplies::SupplyShare;
 use crate::table::Owner;
@@ -335,16 +335,18 @@ fn serve(
     entries: &mut Vec<Submission>,
     done: &mut Vec<Done>,
 ) {
+    let mut later = Vec::new();
     for entry in entries.drain(..) {
         match io::begin(shared, ring, &entry) {
             IoStart::Done(result) => done.push(Done { index: entry.index, userdata: entry.userdata, result }),
-            IoStart::InFlight => {}
+            IoStart::Later(job) => later.push(*job),
         }
         if done.len() >= COMPLETION_BATCH {
             ring.server.complete(done);
             done.clear();
         }
     }
+    TransferJob::begin_all(later);
     ring.server.complete(done);
     done.clear();
     // A batch may be as long as its ring.

@@ -14,7 +14,7 @@ use super::stream::{self, COPIES, End, LONGEST, Stream};
 use crate::copier::{Copier, Mark, Rows};
 use crate::{Error, Region, Result};
 
-const WHAT: &str = "copying to GPU memory";
+const WHAT: &str = "copying to or from GPU memory";
 /// How long a dropped copier waits for its copies.
 const END: Duration = Duration::from_secs(10);
 /// CUDA_ERROR_NOT_SUPPORTED.
@@ -36,8 +36,14 @@ pub(super) struct CudaCopier {
     to: Region,
 }
 
+/// An address of a region in the address space that the CPU and the GPU share.
+fn shared_ptr(region: &Region, at: usize) -> DevicePtr {
+    let base = region.host().map_or(region.addr().0, |host| host.host_ptr() as DevicePtr);
+    base.wrapping_add(at as u64)
+}
+
 impl CudaCopier {
-    /// Copies from host memory, or from GPU memory that the context reaches.
+    /// Copies between memories that the context reaches.
     pub(super) fn new(context: &Arc<Context>, from: &Region, to: &Region) -> Result<Self> {
         // A caller's stream that waits for these copies must not share a channel of the GPU with them.
         let stream = if to.is_everything() { Stream::apart(context)? } else { Stream::new(context)? };
@@ -55,21 +61,22 @@ impl CudaCopier {
 
     /// In the address space that the CPU and the GPU share.
     fn source_ptr(&self, at: usize) -> DevicePtr {
-        let base = self.from.host().map_or(self.from.addr().0, |host| host.host_ptr() as DevicePtr);
-        base.wrapping_add(at as u64)
+        shared_ptr(&self.from, at)
     }
 
-    fn device_ptr(&self, at: usize) -> DevicePtr {
-        self.to.addr().plus(at as u64).0
+    fn target_ptr(&self, at: usize) -> DevicePtr {
+        shared_ptr(&self.to, at)
     }
 
     fn one(&self, from: usize, to: usize, bytes: usize) -> Result<()> {
-        let (from, to, stream) = (self.source_ptr(from), self.device_ptr(to), self.stream.raw());
-        let is_host = self.from.host().is_some();
+        let (from, to, stream) = (self.source_ptr(from), self.target_ptr(to), self.stream.raw());
+        let (is_from_host, is_to_host) = (self.from.host().is_some(), self.to.host().is_some());
         // SAFETY: the range was checked to lie within the two regions, which are kept until the stream has ended.
         self.context.call(WHAT, |driver| unsafe {
-            if is_host {
+            if is_from_host {
                 driver.copy_in(to, from as *const c_void, bytes, stream)
+            } else if is_to_host {
+                driver.copy_out(to as *mut c_void, from, bytes, stream)
             } else {
                 driver.copy_within(to, from, bytes, stream)
             }
@@ -79,7 +86,7 @@ impl CudaCopier {
     /// Copies whole rows by one call. The engine does not pause between them for some microseconds, as it does between
     /// separate copies: 2 MiB each are as fast as 64 MiB.
     fn batch(&self, all: &[Rows]) -> std::result::Result<(), Failure> {
-        let mut to: Vec<DevicePtr> = all.iter().map(|rows| self.device_ptr(rows.to)).collect();
+        let mut to: Vec<DevicePtr> = all.iter().map(|rows| self.target_ptr(rows.to)).collect();
         let mut from: Vec<DevicePtr> = all.iter().map(|rows| self.source_ptr(rows.from)).collect();
         let mut bytes: Vec<usize> = all.iter().map(|rows| rows.row).collect();
         let anywhere =
@@ -126,12 +133,13 @@ impl CudaCopier {
     fn rows(&self, rows: &Rows) -> Result<()> {
         let host = sys::CUmemorytype::CU_MEMORYTYPE_HOST;
         let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        let kind = |region: &Region| if region.host().is_some() { host } else { device };
         let copy = sys::CUDA_MEMCPY2D {
-            srcMemoryType: if self.from.host().is_some() { host } else { device },
+            srcMemoryType: kind(&self.from),
             srcHost: self.source_ptr(rows.from) as *const c_void,
             srcPitch: rows.step,
-            dstMemoryType: device,
-            dstDevice: self.device_ptr(rows.to),
+            dstMemoryType: kind(&self.to),
+            dstDevice: self.target_ptr(rows.to),
             dstPitch: rows.row,
             WidthInBytes: rows.row,
             Height: rows.rows,
@@ -141,7 +149,7 @@ impl CudaCopier {
             srcArray: std::ptr::null_mut(),
             dstXInBytes: 0,
             dstY: 0,
-            dstHost: std::ptr::null_mut(),
+            dstHost: self.target_ptr(rows.to) as *mut c_void,
             dstArray: std::ptr::null_mut(),
         };
         let stream = self.stream.raw();

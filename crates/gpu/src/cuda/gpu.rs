@@ -433,14 +433,16 @@ impl Gpu for CudaGpu {
 
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>> {
         // Between two places in host memory the copy engine has nothing to do.
-        if let (Some(host), Some(_)) = (from.host(), to.host()) {
-            return Ok(Box::new(AtOnce::new(host.clone(), to.clone())));
-        }
-        if from.host().is_none() {
-            let why = "it is to come from memory that the CPU does not reach".into();
-            return Err(Error::NotSupported { what: "copying to GPU memory".into(), why });
-        }
-        self.0.context.check_copied("copying to GPU memory", to)?;
+        let (what, device) = match (from.host(), to.host()) {
+            (Some(_), Some(_)) => return Ok(Box::new(AtOnce::new(from.clone(), to.clone()))),
+            (Some(_), None) => ("copying to GPU memory", to),
+            (None, Some(_)) => ("copying from GPU memory", from),
+            (None, None) => {
+                let why = "the CPU reaches neither of them".into();
+                return Err(Error::NotSupported { what: "copying between two memories".into(), why });
+            }
+        };
+        self.0.context.check_copied(what, device)?;
         Ok(Box::new(CudaCopier::new(&self.0.context, from, to)?))
     }
 

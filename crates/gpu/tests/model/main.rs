@@ -312,10 +312,18 @@ fn every_call_is_relaxed_and_the_thread_s_mode_comes_back() {
         copier.wait(mark).unwrap();
         arena.read(0, &mut bytes[..1 << 20]).unwrap();
         assert!(bytes[..1 << 20] == data[..1 << 20]);
+        ring.fill(0, 1 << 20, 0).unwrap();
+        let mut back = gpu.copier(&arena, &ring).unwrap();
+        let rows = [(0, 1 << 19), (1 << 19, 1 << 19)];
+        back.copy_all(&rows.map(|(at, row)| Rows { from: at, to: at, row, rows: 1, step: row })).unwrap();
+        let mark = back.mark().unwrap();
+        back.wait(mark).unwrap();
+        ring.read(0, &mut bytes[..1 << 20]).unwrap();
+        assert!(bytes[..1 << 20] == data[..1 << 20]);
         plain.mark(&Marks { first: 504, count: 100, word: 7 }, TEST_TIMEOUT).unwrap();
         gpu.memory_info().unwrap();
         gpu.wait_for_all().unwrap();
-        drop((adopted, copier));
+        drop((adopted, copier, back));
         assert_eq!([model.get("invalidated"), model.get("unrelaxed"), model.get("mode")], [0; 3], "{round}");
     }
     drop(gpu);

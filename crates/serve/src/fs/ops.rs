@@ -153,6 +153,7 @@ pub(super) struct Write {
 impl Write {
     pub fn run(&self, data: &[u8]) -> Result<usize, Errno> {
         let file = self.open.file();
+        self.open.note_cached();
         self.open.written_by(self.keeps_set_id).map_err(|error| io(&error))?;
         let done = self.at.map_or_else(|| file.append_bytes(data), |at| file.write_bytes(data, at));
         done.map_err(|error| io(&error))
@@ -278,6 +279,7 @@ impl Mounted {
     pub(super) fn read_file(&self, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
         let open = self.opened(handle)?;
         let mut bytes = vec![0; size as usize];
+        open.note_cached();
         let count = open.file().read_bytes(&mut bytes, offset).map_err(|e| io(&e))?;
         bytes.truncate(count);
         Ok(bytes)

@@ -19,7 +19,7 @@ use onehop_usrbio::gpu::AnyGpu;
 use rustix::io::Errno;
 
 use super::failure;
-use super::job::{CHUNK_BYTES, JobChunk, RemainingChunks};
+use super::job::{CHUNK_BYTES, ChunkBundle, EndedTransfer, JobChunk, QueuedTransfers, complete};
 use crate::error::Result;
 use crate::lock;
 use crate::table::{LinkContent, LinkedBuffer};
@@ -38,6 +38,9 @@ const LANES: u64 = 2 * MAX_LANES as u64;
 const RESERVE: u64 = MAX_LANES as u64;
 /// Below this size, direct I/O costs more than it saves.
 const MIN_DIRECT_IO: u64 = 64 << 10;
+/// CUDA sends copies into a GPU of fewer bytes through the engine that runs kernels, where those of another process wait
+/// some milliseconds for their turn, unless they are of several rows.
+const MIN_COPY: usize = 32 << 10;
 /// Earlier rings of a lane that abandoned copies may still read.
 const MAX_ORPHANED_RINGS: usize = 2;
 const IDLE: Duration = Duration::from_secs(1);
@@ -60,7 +63,7 @@ type LaneUser = (u32, bool);
 pub(crate) struct GpuLanes {
     starter: Arc<ThreadStarter>,
     pub device: Arc<AnyGpu>,
-    queue: Queue<RemainingChunks, LaneUser>,
+    queue: Queue<QueuedTransfers, LaneUser>,
     lanes: AtomicUsize,
     most: usize,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -110,7 +113,7 @@ impl GpuLanes {
         self.lanes.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less).is_ok()
     }
 
-    pub fn add(self: &Arc<Self>, user: LaneUser, work: RemainingChunks) {
+    pub fn add(self: &Arc<Self>, user: LaneUser, work: QueuedTransfers) {
         if self.queue.add(user, work) {
             // Ignored: there is at least one lane, so it only takes longer.
             let _ = self.start();
@@ -138,8 +141,8 @@ struct GpuCopyLane {
     ring: Region,
     copiers: Vec<BufferCopier>,
     next_slot: usize,
-    /// The copy in flight while the next slot is filled.
-    pending: Option<PendingCopy>,
+    /// The copies in flight while the next slot is filled.
+    pending: Option<PendingCopies>,
     /// An abandoned copy may still read the ring.
     is_stale: bool,
     /// Earlier rings that abandoned copies may still read.
@@ -168,16 +171,39 @@ fn new_ring(device: &AnyGpu) -> onehop_gpu::Result<Region> {
     device.gpu().adopt(Place::PinnedHost, HostMem::touched(SLOT * SLOTS)?)
 }
 
+/// Copies between the ring and a buffer.
 struct BufferCopier {
     buffer: Arc<LinkedBuffer>,
+    /// Whether it copies into the buffer.
+    reads: bool,
     copier: Box<dyn Copier>,
 }
 
-struct PendingCopy {
-    chunk: JobChunk,
-    /// The route and the number of its bytes.
-    read: (GpuRoute, usize),
+/// Copies in flight, all into one buffer.
+struct PendingCopies {
+    buffer: Arc<LinkedBuffer>,
+    chunks: Vec<ReadChunk>,
     mark: Mark,
+}
+
+/// A chunk in a slot.
+struct ReadChunk {
+    chunk: JobChunk,
+    /// The ring offset of its first byte.
+    from: usize,
+    route: GpuRoute,
+    count: usize,
+}
+
+/// Bytes that a chunk may take in a slot: direct I/O reads a page more at both ends.
+fn room(len: u64) -> usize {
+    (len.next_multiple_of(PAGE) + 2 * PAGE) as usize
+}
+
+/// A copy of bytes, as rows that the copy engine moves at any size.
+fn rows(from: usize, to: usize, bytes: usize) -> Rows {
+    let rows = if bytes < MIN_COPY && bytes.is_multiple_of(2) { 2 } else { 1 };
+    Rows { from, to, row: bytes / rows, rows, step: bytes / rows }
 }
 
 impl GpuCopyLane {
@@ -229,11 +255,11 @@ impl GpuCopyLane {
             let waits = self.pending.is_none();
             let limit = if waits { IDLE } else { Duration::ZERO };
             match worker.next_since(wakes, limit) {
-                Next::Work(chunk, is_short) => {
+                Next::Work(chunks, is_short) => {
                     if is_short {
                         let _ = of.start();
                     }
-                    self.chunk(chunk);
+                    self.transfer(chunks, of);
                 }
                 Next::Nothing => {
                     self.settle();
@@ -248,39 +274,71 @@ impl GpuCopyLane {
         }
     }
 
-    fn chunk(&mut self, chunk: JobChunk) {
-        // Another user's file may block this lane for ever, so finish this user's copy first.
-        if self.pending.as_ref().is_some_and(|pending| pending.chunk.job.uid() != chunk.job.uid()) {
+    /// Transfers chunks of one ring. Those that may wait for a disk go back to the queue if others are among them.
+    fn transfer(&mut self, ChunkBundle(chunks): ChunkBundle, of: &Arc<GpuLanes>) {
+        let Some(job) = chunks.first().map(|chunk| chunk.job.clone()) else { return };
+        // Another user's file may block this lane for ever, so finish this user's copies first.
+        let is_another =
+            |pending: &PendingCopies| pending.chunks.iter().any(|one| one.chunk.job.uid() != job.uid());
+        if self.pending.as_ref().is_some_and(is_another) {
             self.settle();
         }
-        if let Some(result) = chunk.refused() {
-            return chunk.end(result);
-        }
-        if let Some(result) = self.direct(&chunk).unwrap_or_else(|error| Some(failure(&error))) {
-            return chunk.end(result);
-        }
-        if !chunk.job.reads() {
-            let result = self.write(&chunk).unwrap_or_else(|error| failure(&error));
-            return chunk.end(result);
-        }
-        if let Err(error) = self.renew_if_stale() {
-            return chunk.end(failure(&error));
-        }
-        let slot = self.next_slot * SLOT;
-        self.next_slot = (self.next_slot + 1) % SLOTS;
-        let begun = self.fill(&chunk, slot).and_then(|(from, read)| {
-            let mark = if read.1 == 0 { None } else { Some(self.copy(&chunk, from, read.1)?) };
-            Ok((read, mark))
-        });
-        // The other slot's copy ran meanwhile.
-        self.settle();
-        match begun {
-            Ok((read, None)) => self.end_read(chunk, read),
-            Ok((read, Some(mark))) => {
-                self.pending = Some(PendingCopy { chunk, read, mark });
+        let (mut ended, mut left) = (Vec::new(), Vec::new());
+        for chunk in chunks {
+            let result = chunk.refused().map_or_else(|| self.direct(&chunk), |result| Ok(Some(result)));
+            match result.unwrap_or_else(|error| Some(failure(&error))) {
+                Some(result) => ended.extend(chunk.end(result)),
+                None => left.push(chunk),
             }
-            Err(error) => chunk.end(failure(&error)),
         }
+        complete(ended);
+        if left.is_empty() {
+            return;
+        }
+        if !job.reads() {
+            return self.write(left);
+        }
+        let slow = self.read(left);
+        if !slow.is_empty() {
+            of.add(job.lane_user(), QueuedTransfers::one_by_one(slow));
+        }
+    }
+
+    /// Reads chunks into a slot, and starts their copies. Returns those that may wait for a disk, unless there is only one.
+    fn read(&mut self, chunks: Vec<JobChunk>) -> Vec<JobChunk> {
+        if let Err(error) = self.renew_if_stale() {
+            ChunkBundle(chunks).end_each(|_| failure(&error));
+            return Vec::new();
+        }
+        let mut at = self.next_slot * SLOT;
+        self.next_slot = (self.next_slot + 1) % SLOTS;
+        let (may_wait, mut slow, mut ended, mut begun) =
+            (chunks.len() == 1, Vec::new(), Vec::new(), Vec::<ReadChunk>::new());
+        for chunk in chunks {
+            let filled = self.fill(&chunk, at, may_wait);
+            at += room(chunk.len);
+            match filled {
+                Ok(None) => slow.push(chunk),
+                Ok(Some((from, route, count))) => begun.push(ReadChunk { chunk, from, route, count }),
+                Err(error) => ended.extend(chunk.end(failure(&error))),
+            }
+        }
+        let (nothing, begun): (Vec<_>, Vec<_>) = begun.into_iter().partition(|one| one.count == 0);
+        ended.extend(nothing.into_iter().filter_map(|one| self.end_read(one)));
+        let buffer = begun.first().map(|one| one.chunk.job.buffer.clone());
+        let copies: Vec<_> = begun.iter().map(|one| rows(one.from, one.chunk.offset(), one.count)).collect();
+        let copied = buffer.map(|buffer| self.copy(&buffer, true, &copies).map(|mark| (buffer, mark)));
+        // The copies of the other slot ran meanwhile.
+        self.settle();
+        match copied {
+            None => {}
+            Some(Ok((buffer, mark))) => self.pending = Some(PendingCopies { buffer, chunks: begun, mark }),
+            Some(Err(error)) => {
+                ended.extend(begun.into_iter().filter_map(|one| one.chunk.end(failure(&error))))
+            }
+        }
+        complete(ended);
+        slow
     }
 
     /// Lets the network card transfer a chunk directly, without a slot; `None` if that is not possible.
@@ -302,48 +360,62 @@ impl GpuCopyLane {
         Ok(Some(count as i64))
     }
 
-    /// Completes a chunk whose bytes have all arrived.
-    fn end_read(&self, chunk: JobChunk, (route, count): (GpuRoute, usize)) {
+    /// Ends a chunk whose bytes have all arrived.
+    fn end_read(&self, ReadChunk { chunk, route, count, .. }: ReadChunk) -> Option<EndedTransfer> {
         chunk.job.count(route, self.device.gpu().simulated(), count as u64);
-        chunk.end(count as i64);
+        chunk.end(count as i64)
     }
 
-    /// Reads a chunk into a slot. Returns the ring offset of its first byte, the route, and the number of bytes.
-    fn fill(&self, chunk: &JobChunk, slot: usize) -> std::io::Result<(usize, (GpuRoute, usize))> {
+    /// Reads a chunk into a slot. Returns the ring offset of its first byte, the route, and the number of bytes; `None` if
+    /// this may wait for a disk, and must not.
+    fn fill(
+        &self,
+        chunk: &JobChunk,
+        slot: usize,
+        may_wait: bool,
+    ) -> std::io::Result<Option<(usize, GpuRoute, usize)>> {
         let ring = self.ring.host().ok_or_else(|| std::io::Error::other("the ring is not host memory"))?;
         let (file, at, len) = (chunk.job.open.file(), chunk.at(), chunk.len);
         let slot_of = |len| TransferMemory { mem: ring, at: slot, len, shared: false };
+        if !may_wait {
+            let count = file.read_now(slot_of(len as usize), at)?.filter(|count| *count as u64 == len);
+            return Ok(count.map(|count| (slot, GpuRoute::Cached, count)));
+        }
         if len >= MIN_DIRECT_IO && file.is_cold(at, len) {
             let first = at / PAGE * PAGE;
             let whole = (at + len).next_multiple_of(PAGE) - first;
             if let Some(count) = file.read_past(slot_of(whole as usize), first)? {
                 let skip = (at - first) as usize;
                 let count = count.saturating_sub(skip).min(len as usize);
-                return Ok((slot + skip, (GpuRoute::Pinned, count)));
+                return Ok(Some((slot + skip, GpuRoute::Pinned, count)));
             }
         }
         let count = file.read(slot_of(len as usize), at)?;
-        Ok((slot, (GpuRoute::Cached, count)))
+        Ok(Some((slot, GpuRoute::Cached, count)))
     }
 
-    fn copy(&mut self, chunk: &JobChunk, from: usize, count: usize) -> std::io::Result<Mark> {
-        let copier = self.copier(&chunk.job.buffer).map_err(std::io::Error::other)?;
-        let rows = Rows { from, to: chunk.offset(), row: count, rows: 1, step: count };
-        let (begun, marked) = (copier.copy(&rows), copier.mark());
+    /// Starts copies between the ring and a buffer.
+    fn copy(&mut self, buffer: &Arc<LinkedBuffer>, reads: bool, all: &[Rows]) -> std::io::Result<Mark> {
+        let copier = self.copier(buffer, reads).map_err(std::io::Error::other)?;
+        let (begun, marked) = (copier.copy_all(all), copier.mark());
         if begun.is_ok()
             && let Ok(mark) = &marked
         {
             return Ok(*mark);
         }
-        // Some of it may have been started before the error.
+        // Some of them may have been started before the error.
         let ended = marked.and_then(|mark| copier.wait(mark));
         self.is_stale |= ended.as_ref().is_err_and(onehop_gpu::Error::is_under_way);
         Err(begun.and(ended).err().map_or_else(|| std::io::ErrorKind::Other.into(), std::io::Error::other))
     }
 
-    fn copier(&mut self, buffer: &Arc<LinkedBuffer>) -> onehop_gpu::Result<&mut Box<dyn Copier>> {
-        let place = self.copiers.iter().position(|one| Arc::ptr_eq(&one.buffer, buffer));
-        if let Some(place) = place {
+    fn copier(
+        &mut self,
+        buffer: &Arc<LinkedBuffer>,
+        reads: bool,
+    ) -> onehop_gpu::Result<&mut Box<dyn Copier>> {
+        let is_it = |one: &BufferCopier| Arc::ptr_eq(&one.buffer, buffer) && one.reads == reads;
+        if let Some(place) = self.copiers.iter().position(is_it) {
             // Most recently used last.
             let one = self.copiers.remove(place);
             self.copiers.push(one);
@@ -351,49 +423,80 @@ impl GpuCopyLane {
             let LinkContent::Gpu(gpu) = &buffer.what else {
                 return Err(onehop_os::Error::NotReachable.into());
             };
-            let copier = self.device.gpu().copier(&self.ring, &gpu.region)?;
+            let (from, to) = if reads { (&self.ring, &gpu.region) } else { (&gpu.region, &self.ring) };
+            let copier = self.device.gpu().copier(from, to)?;
             if self.copiers.len() >= MAX_COPIERS {
                 self.settle();
                 if !self.is_stale {
                     self.copiers.remove(0);
                 }
             }
-            self.copiers.push(BufferCopier { buffer: buffer.clone(), copier });
+            self.copiers.push(BufferCopier { buffer: buffer.clone(), reads, copier });
         }
         let last = self.copiers.last_mut();
         Ok(&mut last.ok_or(onehop_os::Error::NotReachable)?.copier)
     }
 
-    /// Waits for the copy in flight, and completes its chunk.
+    /// Waits for the copies in flight, and completes their chunks.
     fn settle(&mut self) {
-        let Some(PendingCopy { chunk, read, mark }) = self.pending.take() else { return };
+        let Some(PendingCopies { buffer, chunks, mark }) = self.pending.take() else { return };
         // Compared by pointer: another buffer may have its ID by now.
-        let copies = self.copiers.iter_mut().find(|one| Arc::ptr_eq(&one.buffer, &chunk.job.buffer));
-        let ended = match copies {
+        let is_it = |one: &&mut BufferCopier| Arc::ptr_eq(&one.buffer, &buffer) && one.reads;
+        let waited = match self.copiers.iter_mut().find(is_it) {
             Some(copies) => copies.copier.wait(mark),
             None => Err(onehop_os::Error::NotReachable.into()),
         };
-        self.is_stale |= ended.as_ref().is_err_and(onehop_gpu::Error::is_under_way);
-        match ended {
-            Ok(()) => self.end_read(chunk, read),
-            Err(error) => chunk.end(failure(&std::io::Error::other(error))),
-        }
+        self.is_stale |= waited.as_ref().is_err_and(onehop_gpu::Error::is_under_way);
+        let waited = waited.map_err(std::io::Error::other);
+        let ended = chunks.into_iter().filter_map(|one| match &waited {
+            Ok(()) => self.end_read(one),
+            Err(error) => one.chunk.end(failure(error)),
+        });
+        complete(ended.collect());
     }
 
-    /// Copies from GPU memory into a slot, and writes that to the file.
-    fn write(&mut self, chunk: &JobChunk) -> std::io::Result<i64> {
+    /// Copies chunks from GPU memory into the ring, and writes them to the file.
+    fn write(&mut self, chunks: Vec<JobChunk>) {
         self.settle();
-        self.renew_if_stale()?;
-        let LinkContent::Gpu(gpu) = &chunk.job.buffer.what else {
-            return Err(std::io::Error::other("not GPU memory"));
+        let place = |end: &mut usize, chunk: &JobChunk| {
+            let at = *end;
+            *end += chunk.len as usize;
+            Some(at)
         };
+        let places: Vec<usize> = chunks.iter().scan(0, place).collect();
+        let copies: Vec<_> = chunks
+            .iter()
+            .zip(&places)
+            .map(|(chunk, to)| rows(chunk.offset(), *to, chunk.len as usize))
+            .collect();
+        let copied = self.renew_if_stale().and_then(|()| match chunks.first() {
+            Some(first) => {
+                let mark = self.copy(&first.job.buffer, false, &copies)?;
+                self.wait_for(&first.job.buffer, mark)
+            }
+            None => Ok(()),
+        });
+        let ended = chunks.into_iter().zip(places).filter_map(|(chunk, at)| {
+            let written = match &copied {
+                Ok(()) => self.write_to_file(&chunk, at).unwrap_or_else(|error| failure(&error)),
+                Err(error) => failure(error),
+            };
+            chunk.end(written)
+        });
+        complete(ended.collect());
+    }
+
+    /// Waits for copies from a buffer.
+    fn wait_for(&mut self, buffer: &Arc<LinkedBuffer>, mark: Mark) -> std::io::Result<()> {
+        let waited = self.copier(buffer, false).and_then(|copier| copier.wait(mark));
+        self.is_stale |= waited.as_ref().is_err_and(onehop_gpu::Error::is_under_way);
+        waited.map_err(std::io::Error::other)
+    }
+
+    /// Writes a chunk that is in the ring.
+    fn write_to_file(&self, chunk: &JobChunk, at: usize) -> std::io::Result<i64> {
         let ring = self.ring.host().ok_or_else(|| std::io::Error::other("the ring is not host memory"))?;
-        let len = chunk.len as usize;
-        gpu.region.read_to(chunk.offset(), ring, 0, len).map_err(|error| {
-            self.is_stale |= error.is_under_way();
-            std::io::Error::other(error)
-        })?;
-        let from = TransferMemory { mem: ring, at: 0, len, shared: false };
+        let from = TransferMemory { mem: ring, at, len: chunk.len as usize, shared: false };
         let count = chunk.job.open.file().write(from, chunk.at())?;
         chunk.job.count(GpuRoute::Written, self.device.gpu().simulated(), count as u64);
         Ok(count as i64)

@@ -8,7 +8,6 @@ use onehop_usrbio::ring::{Client, Request};
 use serde_json::json;
 
 use super::*;
-use crate::io::IoStart;
 use crate::io::tests::{GATED, INODE, Rig, request};
 use crate::workers::ServedRing;
 
@@ -39,9 +38,9 @@ impl Copier for Watched {
 /// Wraps the lane's last copier in [`Watched`].
 fn watch(lane: &mut GpuCopyLane) -> Arc<AtomicBool> {
     let waited = Arc::new(AtomicBool::new(false));
-    let BufferCopier { buffer, copier } = lane.copiers.pop().unwrap();
+    let BufferCopier { buffer, copier, .. } = lane.copiers.pop().unwrap();
     let copier = Box::new(Watched { copier, waited: waited.clone() });
-    lane.copiers.push(BufferCopier { buffer, copier });
+    lane.copiers.push(BufferCopier { buffer, reads: true, copier });
     waited
 }
 
@@ -50,7 +49,7 @@ fn lane_of(rig: &Rig) -> (Arc<GpuLanes>, GpuCopyLane) {
     lane_of_queue(rig, Queue::default())
 }
 
-fn lane_of_queue(rig: &Rig, queue: Queue<RemainingChunks, LaneUser>) -> (Arc<GpuLanes>, GpuCopyLane) {
+fn lane_of_queue(rig: &Rig, queue: Queue<QueuedTransfers, LaneUser>) -> (Arc<GpuLanes>, GpuCopyLane) {
     let mut idle = None;
     let without_lanes = |own: Arc<GpuLanes>| {
         let device = own.device.clone();
@@ -67,15 +66,15 @@ fn lane_of_queue(rig: &Rig, queue: Queue<RemainingChunks, LaneUser>) -> (Arc<Gpu
 }
 
 /// Begins a request, and returns its only chunk.
-fn chunk_of(
+fn chunks_of(
     rig: &Rig,
     engine: &GpuLanes,
     (client, ring): (&Client, &Arc<ServedRing>),
     req: &Request,
-) -> JobChunk {
-    assert!(matches!(rig.begin(client, ring, req), IoStart::InFlight), "it was done at once");
+) -> ChunkBundle {
+    assert!(rig.begin(client, ring, req).is_none(), "it was done at once");
     match engine.queue.next(Duration::ZERO) {
-        Next::Work(chunk, _) => chunk,
+        Next::Work(chunks, _) => chunks,
         _ => panic!("the engine has nothing to do"),
     }
 }
@@ -86,13 +85,13 @@ fn a_completion_waits_for_the_copy_into_its_own_buffer() {
     let (engine, mut lane) = lane_of(&rig);
     let (client, ring) = Rig::ring(1000, true);
     let req = request(rig.gpu, 0, 0, 4096);
-    let chunk = || chunk_of(&rig, &engine, (&client, &ring), &req);
-    lane.chunk(chunk());
+    let chunk = || chunks_of(&rig, &engine, (&client, &ring), &req);
+    lane.transfer(chunk(), &engine);
     let of_old = watch(&mut lane);
     // While that copy is in flight, the program unregisters the buffer, and another buffer gets its ID.
     rig.shared.table.remove(&rig.shared.table.get(rig.gpu).unwrap());
     rig.add_gpu(|_| engine.clone());
-    lane.chunk(chunk());
+    lane.transfer(chunk(), &engine);
     assert!(of_old.swap(false, Ordering::AcqRel), "the first one's copy was waited for");
     let of_new = watch(&mut lane);
     let mut done = Vec::new();
@@ -138,14 +137,14 @@ fn a_lane_that_ends_leaves_no_work_behind() {
     let copier = engine.device.gpu().copier(&lane.ring, &gpu.region).unwrap();
     let ((tx, waits), (resume, go_on)) = (channel(), channel());
     let copier = Box::new(BlockingCopier { copier, waits: tx, go_on });
-    lane.copiers.push(BufferCopier { buffer: buffer.clone(), copier });
+    lane.copiers.push(BufferCopier { buffer: buffer.clone(), reads: true, copier });
     let (client, ring) = Rig::ring(1000, true);
     let req = request(rig.gpu, 0, 0, 4096);
-    assert!(matches!(rig.begin(&client, &ring, &req), IoStart::InFlight));
+    assert!(rig.begin(&client, &ring, &req).is_none());
     std::thread::scope(|scope| {
         scope.spawn(|| lane.run(&engine));
         waits.recv_timeout(LONG).unwrap();
-        assert!(matches!(rig.begin(&client, &ring, &req), IoStart::InFlight));
+        assert!(rig.begin(&client, &ring, &req).is_none());
         resume.send(()).unwrap();
         resume.send(()).unwrap();
     });
@@ -161,13 +160,13 @@ fn a_completion_does_not_wait_for_another_user_s_file() {
     let rings = [(1000, INODE), (0, GATED)].map(|(uid, inode)| {
         let (client, ring) = Rig::ring(uid, true);
         let req = Request { inode, ..request(rig.gpu, 0, 0, 4096) };
-        let chunk = chunk_of(&rig, &engine, (&client, &ring), &req);
+        let chunk = chunks_of(&rig, &engine, (&client, &ring), &req);
         (client, chunk)
     });
     let [(client, first), (_other, second)] = rings;
-    lane.chunk(first);
+    lane.transfer(first, &engine);
     std::thread::scope(|scope| {
-        scope.spawn(|| lane.chunk(second));
+        scope.spawn(|| lane.transfer(second, &engine));
         let (mut done, start) = (Vec::new(), Instant::now());
         while client.take(&mut done, 4).unwrap() == 0 && start.elapsed() < LONG {
             client.wait(Duration::from_millis(1));
@@ -204,10 +203,10 @@ fn a_ring_that_a_copy_may_still_read_is_not_filled_again() {
     let (engine, mut lane) = lane_of(&rig);
     let (client, ring) = Rig::ring(1000, true);
     let req = request(rig.gpu, 0, 0, 4096);
-    let chunk = || chunk_of(&rig, &engine, (&client, &ring), &req);
-    lane.chunk(chunk());
-    let BufferCopier { buffer, copier } = lane.copiers.pop().unwrap();
-    lane.copiers.push(BufferCopier { buffer, copier: Box::new(Silent(copier, Arc::default())) });
+    let chunk = || chunks_of(&rig, &engine, (&client, &ring), &req);
+    lane.transfer(chunk(), &engine);
+    let BufferCopier { buffer, copier, .. } = lane.copiers.pop().unwrap();
+    lane.copiers.push(BufferCopier { buffer, reads: true, copier: Box::new(Silent(copier, Arc::default())) });
     lane.settle();
     let mut done = Vec::new();
     assert_eq!(client.take(&mut done, 4).unwrap(), 1);
@@ -218,7 +217,7 @@ fn a_ring_that_a_copy_may_still_read_is_not_filled_again() {
     let old = lane.ring.host().unwrap().clone();
     old.fill(0, old.len(), 0xee).unwrap();
     for _ in 0..SLOTS {
-        lane.chunk(chunk());
+        lane.transfer(chunk(), &engine);
     }
     lane.settle();
     let mut bytes = vec![0; old.len()];
@@ -240,10 +239,10 @@ fn a_gpu_that_never_answers_gets_a_bounded_number_of_rings() {
     let has_ended = Arc::new(AtomicBool::new(false));
     // Transfers one chunk, whose copier does not answer, and returns its result.
     let result = |lane: &mut GpuCopyLane| {
-        lane.chunk(chunk_of(&rig, &engine, (&client, &ring), &req));
-        if let Some(BufferCopier { buffer, copier }) = lane.copiers.pop() {
+        lane.transfer(chunks_of(&rig, &engine, (&client, &ring), &req), &engine);
+        if let Some(BufferCopier { buffer, reads: true, copier }) = lane.copiers.pop() {
             let copier = Box::new(Silent(copier, has_ended.clone()));
-            lane.copiers.push(BufferCopier { buffer, copier });
+            lane.copiers.push(BufferCopier { buffer, reads: true, copier });
         }
         lane.settle();
         let mut done = Vec::new();

@@ -1,8 +1,10 @@
-//! A transfer that cannot be done at once. It is divided into chunks, which several threads transfer in parallel.
+//! Transfers that cannot be done at once. Long ones are divided into chunks, which several threads transfer in parallel;
+//! of short ones a thread takes several.
 //!
 //! Chunks are created when a thread is ready for them, so the memory that a transfer takes does not depend on its
 //! length.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -21,6 +23,10 @@ use crate::workers::ServedRing;
 
 /// The most bytes of a chunk.
 pub(crate) const CHUNK_BYTES: u64 = 4 << 20;
+
+/// A thread takes short transfers together up to this many bytes, and this many transfers: waking another thread takes
+/// longer than moving them.
+const BUNDLE: (u64, usize) = (256 << 10, 64);
 
 /// A transfer in flight.
 pub(crate) struct TransferJob {
@@ -81,10 +87,9 @@ impl JobChunk {
         }
     }
 
-    /// Records the result. The last chunk completes the transfer.
-    pub fn end(self, result: i64) {
-        let job = &self.job;
-        let mut progress = lock(&job.progress);
+    /// Records the result. The last chunk ends the transfer, which is then to be [completed](complete).
+    pub fn end(self, result: i64) -> Option<EndedTransfer> {
+        let mut progress = lock(&self.job.progress);
         let is_before = |known: Option<(u64, i64)>| known.is_none_or(|(number, _)| self.number < number);
         if result < self.len as i64 && is_before(progress.short) {
             progress.short = Some((self.number, result));
@@ -93,35 +98,107 @@ impl JobChunk {
             progress.failed = Some((self.number, result));
         }
         progress.in_flight -= 1;
-        if progress.in_flight == 0 && (progress.short.is_some() || progress.begun == job.chunks()) {
-            let (short, failed) = (progress.short, progress.failed);
-            drop(progress);
-            job.end(short, failed);
-        }
+        let is_over =
+            progress.in_flight == 0 && (progress.short.is_some() || progress.begun == self.job.chunks());
+        let (short, failed) = (progress.short, progress.failed);
+        drop(progress);
+        is_over.then(|| {
+            let result = self.job.end(short, failed);
+            EndedTransfer { job: self.job, result }
+        })
     }
 }
 
-/// The chunks of a transfer that are not started yet.
-pub(crate) struct RemainingChunks(pub Arc<TransferJob>);
+/// Chunks that one thread transfers: one of a long transfer, or several short transfers between one file and one buffer.
+pub(crate) struct ChunkBundle(pub Vec<JobChunk>);
 
-impl Divisible for RemainingChunks {
-    type Part = JobChunk;
-
-    fn divide(self) -> (Option<JobChunk>, Option<Self>) {
-        let Self(job) = self;
-        let mut progress = lock(&job.progress);
-        if progress.short.is_some() {
-            return (None, None);
-        }
-        let number = progress.begun;
-        progress.begun += 1;
-        progress.in_flight += 1;
-        let is_last = progress.begun == job.chunks();
-        drop(progress);
-        let (start, rest) = (number * CHUNK_BYTES, (!is_last).then(|| Self(job.clone())));
-        let len = CHUNK_BYTES.min(job.request.len - start);
-        (Some(JobChunk { job, number, start, len }), rest)
+impl ChunkBundle {
+    /// Transfers each chunk by `transfer`, and completes the transfers that end with them.
+    pub fn end_each(self, transfer: impl Fn(&JobChunk) -> i64) {
+        let ended = self.0.into_iter().filter_map(|chunk| {
+            let result = transfer(&chunk);
+            chunk.end(result)
+        });
+        complete(ended.collect());
     }
+}
+
+/// Transfers of one ring that are not over, in their order. They are between files and the same kind of memory.
+pub(crate) struct QueuedTransfers {
+    jobs: VecDeque<Arc<TransferJob>>,
+    /// Chunks of a bundle that may wait for a disk, and so get a thread each.
+    slow: Vec<JobChunk>,
+}
+
+impl QueuedTransfers {
+    /// Gives each chunk to a thread of its own.
+    pub fn one_by_one(mut slow: Vec<JobChunk>) -> Self {
+        slow.reverse();
+        Self { jobs: VecDeque::new(), slow }
+    }
+}
+
+impl Divisible for QueuedTransfers {
+    type Part = ChunkBundle;
+
+    fn divide(self) -> (Option<ChunkBundle>, Option<Self>) {
+        let Self { mut jobs, mut slow } = self;
+        if let Some(chunk) = slow.pop() {
+            let has_rest = !jobs.is_empty() || !slow.is_empty();
+            return (Some(ChunkBundle(vec![chunk])), has_rest.then_some(Self { jobs, slow }));
+        }
+        let (mut chunks, mut bytes): (Vec<JobChunk>, u64) = (Vec::new(), 0);
+        while let Some(job) = jobs.front() {
+            if let Some(first) = chunks.first() {
+                let fits = bytes + job.request.len <= BUNDLE.0 && chunks.len() < BUNDLE.1;
+                if !fits || !job.is_bundled_with(&first.job) {
+                    break;
+                }
+            }
+            let (chunk, is_last) = TransferJob::divide(job);
+            bytes += chunk.as_ref().map_or(0, |chunk| chunk.len);
+            chunks.extend(chunk);
+            if is_last {
+                jobs.pop_front();
+            }
+        }
+        let has_rest = !jobs.is_empty();
+        ((!chunks.is_empty()).then_some(ChunkBundle(chunks)), has_rest.then_some(Self { jobs, slow }))
+    }
+}
+
+/// A transfer whose last chunk has ended.
+pub(crate) struct EndedTransfer {
+    job: Arc<TransferJob>,
+    result: i64,
+}
+
+/// Completes transfers of one ring: the kernel learns of written ranges, and the program of the results.
+pub(crate) fn complete(ended: Vec<EndedTransfer>) {
+    let Some(first) = ended.first().map(|one| one.job.clone()) else { return };
+    let shared = &first.shared;
+    if !first.reads() {
+        // Even after an error: some chunks, or parts of them, were written.
+        let requests = ended.iter().map(|one| &one.job.request);
+        shared.written(requests.map(|request| (request.inode, request.at, request.len)));
+    }
+    for EndedTransfer { job, .. } in &ended {
+        // A network card may have registered the memory again after the buffer was removed.
+        if job.buffer.is_gone() {
+            shared.forget_registrations(&job.buffer);
+        }
+    }
+    // Before the completions: the program may submit the next requests at once.
+    shared.jobs.put_back(first.ring.owner.uid, ended.len() as u64);
+    let done: Vec<_> = ended
+        .iter()
+        .map(|EndedTransfer { job, result }| Done {
+            index: job.index,
+            userdata: job.userdata,
+            result: *result,
+        })
+        .collect();
+    first.ring.server.complete(&done);
 }
 
 impl TransferJob {
@@ -166,19 +243,62 @@ impl TransferJob {
         &self.shared
     }
 
-    /// Queues the transfer. A user's reads do not wait behind their writes, which may wait for a disk.
-    pub fn begin(self) {
-        let (uid, job) = (self.shared.persons.of(self.ring.owner.uid), Arc::new(self));
-        let shared = &job.shared;
-        match &job.buffer.what {
-            LinkContent::Gpu(gpu) => gpu.engine.add((uid, job.reads()), RemainingChunks(job.clone())),
-            LinkContent::Host(_) | LinkContent::Ring(_) if job.reads() => {
-                shared.ring_reads.add(uid, RemainingChunks(job.clone()));
+    /// Queues transfers of one ring. A user's reads do not wait behind their writes, which may wait for a disk.
+    pub fn begin_all(jobs: impl IntoIterator<Item = Self>) {
+        let mut jobs = jobs.into_iter().map(Arc::new).peekable();
+        while let Some(first) = jobs.next() {
+            let mut together = VecDeque::from([first.clone()]);
+            while let Some(job) = jobs.next_if(|job| job.is_queued_with(&first)) {
+                together.push_back(job);
             }
-            LinkContent::Host(_) | LinkContent::Ring(_) => {
-                shared.ring_writes.add(uid, RemainingChunks(job.clone()))
+            let (shared, work) = (&first.shared, QueuedTransfers { jobs: together, slow: Vec::new() });
+            let (person, reads) = first.lane_user();
+            match &first.buffer.what {
+                LinkContent::Gpu(gpu) => gpu.engine.add((person, reads), work),
+                LinkContent::Host(_) | LinkContent::Ring(_) if reads => {
+                    shared.ring_reads.add(person, work);
+                }
+                LinkContent::Host(_) | LinkContent::Ring(_) => shared.ring_writes.add(person, work),
             }
         }
+    }
+
+    /// Whether the same threads do this transfer and another one of its ring.
+    fn is_queued_with(&self, other: &Self) -> bool {
+        match (&self.buffer.what, &other.buffer.what) {
+            (LinkContent::Gpu(one), LinkContent::Gpu(other)) => Arc::ptr_eq(&one.engine, &other.engine),
+            (LinkContent::Gpu(_), _) | (_, LinkContent::Gpu(_)) => false,
+            _ => true,
+        }
+    }
+
+    /// Whether one thread may do both one after the other: they are of the same file and buffer, and neither waits for a disk
+    /// or another machine. Reads into host memory that would not wait are done already.
+    fn is_bundled_with(&self, other: &Self) -> bool {
+        let is_of_gpu = matches!(self.buffer.what, LinkContent::Gpu(_));
+        let waits = self.open.syncs() || self.open.file().local().is_none() || (self.reads() && !is_of_gpu);
+        !waits && Arc::ptr_eq(&self.open, &other.open) && Arc::ptr_eq(&self.buffer, &other.buffer)
+    }
+
+    /// The person, and whether it reads: who has turns on a GPU's lanes.
+    pub fn lane_user(&self) -> (u32, bool) {
+        (self.shared.persons.of(self.uid()), self.reads())
+    }
+
+    /// Starts the next chunk; none once one was short. Also returns whether it is the last.
+    fn divide(job: &Arc<Self>) -> (Option<JobChunk>, bool) {
+        let mut progress = lock(&job.progress);
+        if progress.short.is_some() {
+            return (None, true);
+        }
+        let number = progress.begun;
+        progress.begun += 1;
+        progress.in_flight += 1;
+        let is_last = progress.begun == job.chunks();
+        drop(progress);
+        let start = number * CHUNK_BYTES;
+        let len = CHUNK_BYTES.min(job.request.len - start);
+        (Some(JobChunk { job: job.clone(), number, start, len }), is_last)
     }
 
     /// The bytes up to the first short chunk, or an error if any chunk failed.
@@ -190,7 +310,8 @@ impl TransferJob {
         }
     }
 
-    fn end(&self, short: Option<(u64, i64)>, failed: Option<(u64, i64)>) {
+    /// Finishes the memory behind a short read. Returns the result.
+    fn end(&self, short: Option<(u64, i64)>, failed: Option<(u64, i64)>) -> i64 {
         let mut result = self.result(short, failed);
         if let (true, 0.., Some((number, _))) = (self.reads(), result, short) {
             // Zeroes the memory behind the end of the file, up to the end of the chunk. Memory beyond that is left
@@ -206,17 +327,7 @@ impl TransferJob {
         if result < 0 && !is_hole {
             self.shared.stats.failed.fetch_add(1, Ordering::Relaxed);
         }
-        if !self.reads() {
-            // Even after an error: some chunks, or parts of them, were written.
-            self.shared.written(self.request.inode, self.request.at, self.request.len);
-        }
-        // A network card may have registered the memory again after the buffer was removed.
-        if self.buffer.is_gone() {
-            self.shared.forget_registrations(&self.buffer);
-        }
-        // Before the completion: the program may submit the next request at once.
-        self.shared.jobs.put_back(self.ring.owner.uid, 1);
-        self.ring.server.complete(&[Done { index: self.index, userdata: self.userdata, result }]);
+        result
     }
 
     fn zero(&self, from: usize, bytes: usize) -> std::io::Result<()> {

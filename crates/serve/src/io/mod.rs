@@ -18,7 +18,7 @@ use crate::lock;
 use crate::opens::{NotOpen, Open};
 use crate::table::{LinkContent, LinkedBuffer};
 use crate::workers::ServedRing;
-pub(crate) use job::{RemainingChunks, TransferJob};
+pub(crate) use job::{QueuedTransfers, TransferJob};
 
 /// The longest read that the ring's thread executes itself. Longer ones would delay the other rings.
 const MAX_INLINE_READ: u64 = 128 << 10;
@@ -36,8 +36,8 @@ pub(crate) struct LastUsed {
 pub(crate) enum IoStart {
     /// Done: the number of bytes, or a negative error number.
     Done(i64),
-    /// Another thread will complete it.
-    InFlight,
+    /// Other threads will complete it, once it is [queued](TransferJob::begin_all).
+    Later(Box<TransferJob>),
 }
 
 fn refused(errno: Errno) -> i64 {
@@ -136,10 +136,7 @@ fn start(
         }
     }
     match TransferJob::new(shared, ring, entry, request, buffer, open) {
-        Ok(job) => {
-            job.begin();
-            IoStart::InFlight
-        }
+        Ok(job) => IoStart::Later(Box::new(job)),
         Err(errno) => {
             shared.stats.refused.fetch_add(1, Ordering::Relaxed);
             IoStart::Done(refused(errno))

@@ -14,7 +14,7 @@ use onehop_target::tree::TransferMemory;
 use onehop_target::turns::{Divisible, Next, Queue};
 use rustix::io::Errno;
 
-use super::job::{JobChunk, RemainingChunks};
+use super::job::{ChunkBundle, JobChunk, QueuedTransfers};
 use super::{failure, refused};
 use crate::lock;
 use crate::table::LinkContent;
@@ -35,14 +35,13 @@ pub(crate) trait PoolTask: Divisible + Send + 'static {
     fn refuse(part: Self::Part);
 }
 
-impl PoolTask for RemainingChunks {
-    fn run(chunk: JobChunk) {
-        let result = chunk.refused().unwrap_or_else(|| transfer(&chunk));
-        chunk.end(result);
+impl PoolTask for QueuedTransfers {
+    fn run(chunks: ChunkBundle) {
+        chunks.end_each(|chunk| chunk.refused().unwrap_or_else(|| transfer(chunk)));
     }
 
-    fn refuse(chunk: JobChunk) {
-        chunk.end(refused(Errno::CANCELED));
+    fn refuse(chunks: ChunkBundle) {
+        chunks.end_each(|_| refused(Errno::CANCELED));
     }
 }
 
@@ -142,7 +141,13 @@ impl<T: PoolTask, K: PoolUser> ThreadPool<T, K> {
         match self.0.queue.offer(user, work) {
             Ok(true) => self.0.start(),
             Ok(false) => {}
-            Err(late) => late.divide().0.into_iter().for_each(T::refuse),
+            Err(late) => {
+                let mut left = Some(late);
+                while let Some((part, rest)) = left.map(T::divide) {
+                    part.into_iter().for_each(T::refuse);
+                    left = rest;
+                }
+            }
         }
     }
 

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use super::gpu::GpuLanes;
 use super::job::CHUNK_BYTES;
-use super::{IoStart, begin};
+use super::{IoStart, TransferJob, begin};
 use crate::daemon::{DaemonShared, MountOptions};
 use crate::persons::Persons;
 use crate::table::{GpuMemory, LinkContent, LinkTable, Owner};
@@ -121,18 +121,24 @@ impl Rig {
         (Client::new(mem).unwrap(), ring)
     }
 
-    /// Submits one request and starts it.
-    pub fn begin(&self, client: &Client, ring: &Arc<ServedRing>, request: &Request) -> IoStart {
+    /// Submits one request and starts it. Returns its result if it was done at once.
+    pub fn begin(&self, client: &Client, ring: &Arc<ServedRing>, request: &Request) -> Option<i64> {
         client.prepare(request).unwrap();
         let mut entries = Vec::new();
         assert_eq!(ring.server.take(Instant::now(), 9, &mut entries).count, 1);
-        begin(&self.shared, ring, &entries[0])
+        match begin(&self.shared, ring, &entries[0]) {
+            IoStart::Done(result) => Some(result),
+            IoStart::Later(job) => {
+                TransferJob::begin_all([*job]);
+                None
+            }
+        }
     }
 
     fn by(&self, client: &Client, ring: &Arc<ServedRing>, request: &Request) -> i64 {
         match self.begin(client, ring, request) {
-            IoStart::Done(result) => result,
-            IoStart::InFlight => {
+            Some(result) => result,
+            None => {
                 let mut done: Vec<Completion> = Vec::new();
                 let start = Instant::now();
                 while client.take(&mut done, 1).unwrap() == 0 {
@@ -331,7 +337,7 @@ impl Rig {
         let (client, ring) = Self::ring_of(1000, reads, 200);
         let req = Request { inode: GATED, ..request(buffer, 0, 0, 4096) };
         for _ in 0..100 {
-            assert!(matches!(self.begin(&client, &ring, &req), IoStart::InFlight));
+            assert!(self.begin(&client, &ring, &req).is_none());
         }
         (client, ring)
     }
@@ -372,7 +378,7 @@ fn a_long_transfer_takes_memory_for_chunks_in_flight_only() {
     let gate = rig.gated();
     let (client, ring) = Rig::ring(1000, true);
     let req = Request { inode: GATED, ..request(hole, 0, 0, 1 << 40) };
-    assert!(matches!(rig.begin(&client, &ring, &req), IoStart::InFlight));
+    assert!(rig.begin(&client, &ring, &req).is_none());
     gate.until(|gate| gate.begun.load(Ordering::Acquire) > 0);
     // Every chunk in flight holds the transfer, and so does the queue.
     let buffer = rig.shared.table.get(hole).unwrap();
@@ -411,7 +417,7 @@ fn holes_are_looked_for_by_threads_that_may_block() {
         let result = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let req = Request { inode: GATED, ..request(buffer, 0, 0, 4096) };
-                begin.send(matches!(rig.begin(&client, &ring, &req), IoStart::InFlight)).unwrap();
+                begin.send(rig.begin(&client, &ring, &req).is_none()).unwrap();
             });
             let is_under_way = begun.recv_timeout(Duration::from_secs(20));
             // So that the test ends if it fails.
@@ -476,11 +482,11 @@ fn transfers_in_flight_are_shared_among_users() {
     let (client, ring) = Rig::ring_of(1000, true, 16);
     let req = Request { inode: GATED, ..request(rig.host, 0, 0, 4096) };
     for _ in 0..4 {
-        assert!(matches!(rig.begin(&client, &ring, &req), IoStart::InFlight));
+        assert!(rig.begin(&client, &ring, &req).is_none());
     }
     match rig.begin(&client, &ring, &req) {
-        IoStart::Done(result) => assert_eq!(result, refused(Errno::AGAIN)),
-        IoStart::InFlight => panic!("a user has more in flight than their share"),
+        Some(result) => assert_eq!(result, refused(Errno::AGAIN)),
+        None => panic!("a user has more in flight than their share"),
     }
     gate.open.store(true, Ordering::Release);
     let (mut done, start) = (Vec::new(), Instant::now());
@@ -490,7 +496,7 @@ fn transfers_in_flight_are_shared_among_users() {
         client.wait(Duration::from_millis(1));
     }
     assert!(done.iter().all(|one| one.result == 4096) && rig.shared.jobs.taken() == 0);
-    assert!(matches!(rig.begin(&client, &ring, &req), IoStart::InFlight));
+    assert!(rig.begin(&client, &ring, &req).is_none());
 }
 
 #[test]

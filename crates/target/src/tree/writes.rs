@@ -1,7 +1,8 @@
 //! Which writes of a file go through a mapping of it.
 //!
-//! The kernel lets one `pwrite` at a time into a file. A write for which another one would have to wait goes through a
-//! shared mapping instead, unless a program could see a difference: see `Unmapped`.
+//! The kernel lets one `pwrite` at a time into a file. A write that would have to wait for another one goes through a
+//! shared mapping instead, unless a program could see a difference: see `Unmapped`. So does, on a disk, one of many in a
+//! row.
 
 use std::fs::File;
 use std::io;
@@ -36,7 +37,7 @@ const EXECUTABLE: u16 = 0o6111;
 /// Why a write goes by `pwrite`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Unmapped {
-    /// No other write of the opening is under way.
+    /// No other write of the opening is under way, and on a disk, there was none before it within the same tick.
     Alone,
     /// Shorter than a page.
     Short,
@@ -164,8 +165,8 @@ pub(super) struct Writes {
     /// For whom mapped bytes count.
     uid: u32,
     under_way: AtomicU32,
-    /// Why this opening is never mapped.
-    unfit: OnceLock<Option<Unmapped>>,
+    /// Whether the file is on a disk, or why this opening is never mapped.
+    place: OnceLock<Result<bool, Unmapped>>,
     mapping: RwLock<Option<Kept>>,
     /// The time of the last write that set the file's, by the clock that the kernel uses for it.
     stamp: AtomicU64,
@@ -200,7 +201,7 @@ impl Writes {
             ways,
             uid,
             under_way: AtomicU32::new(0),
-            unfit: OnceLock::new(),
+            place: OnceLock::new(),
             mapping: RwLock::new(None),
             stamp: AtomicU64::new(0),
         }
@@ -217,7 +218,7 @@ impl Writes {
     ) -> io::Result<usize> {
         let is_alone = self.under_way.fetch_add(1, Ordering::Relaxed) == 0;
         let _under_way = UnderWay(&self.under_way);
-        let way = if is_alone { Err(Unmapped::Alone) } else { self.map_and_write(file, from, at, &act) };
+        let way = self.map_and_write(file, from, at, is_alone, &act);
         let count = match way {
             Ok(()) => from.len,
             Err(_) => {
@@ -236,13 +237,17 @@ impl Writes {
         file: &File,
         from: TransferMemory<'_>,
         at: u64,
+        is_alone: bool,
         act: impl Fn() -> io::Result<A>,
     ) -> Result<(), Unmapped> {
         if (from.len as u64) < PAGE {
             return Err(Unmapped::Short);
         }
-        if let Some(why) = self.unfit.get_or_init(|| unfit(file)) {
-            return Err(*why);
+        let is_on_disk = (*self.place.get_or_init(|| place(file)))?;
+        // A file system of a disk takes longer for `pwrite` than for a page that is mapped already.
+        let is_one_of_many = is_on_disk && self.stamp.load(Ordering::Relaxed) == tick();
+        if is_alone && !is_one_of_many {
+            return Err(Unmapped::Alone);
         }
         let end = at.checked_add(from.len as u64).ok_or(Unmapped::Grows)?;
         let mapping = self.mapping(file, end)?;
@@ -313,26 +318,26 @@ fn size_for(file: &File, end: u64) -> Result<(u64, u64), Unmapped> {
     Ok((stat.stx_size, stat.stx_blocks.saturating_mul(512)))
 }
 
-/// Why writes of an open file never go through a mapping.
-fn unfit(file: &File) -> Option<Unmapped> {
+/// Whether a file is on a disk, or why writes of this opening never go through a mapping.
+fn place(file: &File) -> Result<bool, Unmapped> {
     const TMPFS: u64 = 0x0102_1994;
     const EXT4: u64 = 0xef53;
     const XFS: u64 = 0x5846_5342;
     let kind = rustix::fs::fstatfs(file).map_or(0, |fs| fs.f_type as u64);
     if ![TMPFS, EXT4, XFS].contains(&kind) {
-        return Some(Unmapped::FileSystem);
+        return Err(Unmapped::FileSystem);
     }
     let flags = fcntl_getfl(file).unwrap_or(OFlags::DIRECT);
     let writes_alone = OFlags::DIRECT | OFlags::SYNC | OFlags::DSYNC | OFlags::APPEND;
     if flags & OFlags::RWMODE != OFlags::RDWR || flags.intersects(writes_alone) {
-        return Some(Unmapped::OpenMode);
+        return Err(Unmapped::OpenMode);
     }
     if getrlimit(Resource::Fsize).current.is_some() {
-        return Some(Unmapped::FileLimit);
+        return Err(Unmapped::FileLimit);
     }
     let user = rustix::process::geteuid();
     let is_ours = user.is_root() || file.metadata().is_ok_and(|found| found.uid() == user.as_raw());
-    (!is_ours).then_some(Unmapped::NotOwner)
+    if is_ours { Ok(kind != TMPFS) } else { Err(Unmapped::NotOwner) }
 }
 
 #[cfg(test)]

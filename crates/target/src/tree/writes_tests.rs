@@ -67,7 +67,7 @@ fn others_may_be_under_way() {
     let beds =
         [WrittenFile::in_memory("plain"), WrittenFile::new(&std::env::temp_dir(), "disk", Shares::new)];
     for bed in beds {
-        if unfit(&bed.file) == Some(Unmapped::FileSystem) {
+        if place(&bed.file) == Err(Unmapped::FileSystem) {
             println!("skipped: {} is on another file system", bed.path.display());
             continue;
         }
@@ -209,5 +209,5 @@ fn cut_off(bed: &WrittenFile) {
     });
     let sums = bed.ways.sums();
     let is_mapped = sums.iter().any(|sum| sum.why.is_none());
-    assert!(is_mapped || unfit(&bed.file).is_some(), "{sums:?}");
+    assert!(is_mapped || place(&bed.file).is_err(), "{sums:?}");
 }
