@@ -335,18 +335,28 @@ fn serve(
     entries: &mut Vec<Submission>,
     done: &mut Vec<Done>,
 ) {
-    let mut later = Vec::new();
+    let (mut later, mut written) = (Vec::new(), Vec::new());
     for entry in entries.drain(..) {
-        match io::begin(shared, ring, &entry) {
-            IoStart::Done(result) => done.push(Done { index: entry.index, userdata: entry.userdata, result }),
-            IoStart::Later(job) => later.push(*job),
-        }
+        let result = match io::begin(shared, ring, &entry) {
+            IoStart::Done(result) => result,
+            IoStart::Written(request) => {
+                written.push((request.inode, request.at, request.len));
+                request.len as i64
+            }
+            IoStart::Later(job) => {
+                later.push(*job);
+                continue;
+            }
+        };
+        done.push(Done { index: entry.index, userdata: entry.userdata, result });
         if done.len() >= COMPLETION_BATCH {
+            shared.written(written.drain(..));
             ring.server.complete(done);
             done.clear();
         }
     }
     TransferJob::begin_all(later);
+    shared.written(written);
     ring.server.complete(done);
     done.clear();
     // A batch may be as long as its ring.

@@ -199,34 +199,58 @@ pub fn measure(
 /// Fills the buffer with new content of the pages to be written, or else with what no page holds. Returns the CPU time
 /// so far.
 fn prepare(mover: &dyn PageMover, file: &mut PageFile, round: &PageRound<'_>) -> Result<Duration> {
-    let mut bytes = vec![0xa5; round.page];
     if round.writes {
         file.renew(round.places, round.page);
     }
-    for (n, place) in round.places.iter().enumerate() {
+    let (buffer, file) = (mover.buffer(), &*file);
+    each_page(round, |n, place, bytes, _| {
         if round.writes {
-            file.content(*place, &mut bytes);
+            file.content(place, bytes);
+        } else {
+            bytes.fill(0xa5);
         }
-        mover.buffer().write(n * round.page, &bytes)?;
-    }
+        buffer.write(n * round.page, bytes)
+    })?;
     mover.cpu_time()
 }
 
 /// Compares every byte of the pages that were moved: in the buffer, or in the file.
 fn verify(mover: &dyn PageMover, file: &PageFile, round: &PageRound<'_>) -> Result<()> {
-    let (mut found, mut expected) = (vec![0; round.page], vec![0; round.page]);
-    for (n, place) in round.places.iter().enumerate() {
-        file.content(*place, &mut expected);
+    let buffer = mover.buffer();
+    each_page(round, |n, place, expected, found| {
+        file.content(place, expected);
         if round.writes {
-            file.read(*place, &mut found)?;
+            file.read(place, found)?;
         } else {
-            mover.buffer().read(n * round.page, &mut found)?;
+            buffer.read(n * round.page, found)?;
         }
-        if let Some(at) = found.iter().zip(&expected).position(|(found, expected)| found != expected) {
-            return Err(Error::WrongBytes { at: place + at as u64 });
+        match found.iter().zip(&*expected).position(|(found, expected)| found != expected) {
+            Some(at) => Err(Error::WrongBytes { at: place + at as u64 }),
+            None => Ok(()),
         }
-    }
-    Ok(())
+    })
+}
+
+/// Calls `each` by several threads for the number and the place of every page, with two pages of memory.
+fn each_page(
+    round: &PageRound<'_>,
+    each: impl Fn(usize, u64, &mut [u8], &mut [u8]) -> Result<()> + Sync,
+) -> Result<()> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = round.places.len().div_ceil(threads).max(1);
+    let of_thread = |number: usize, places: &[u64]| {
+        let mut memory = [vec![0; round.page], vec![0; round.page]];
+        let [one, other] = &mut memory;
+        let mut numbered = (number * share..).zip(places);
+        numbered.try_for_each(|(n, place)| each(n, *place, one, other))
+    };
+    std::thread::scope(|scope| {
+        let shares = round.places.chunks(share).enumerate();
+        let of_thread = &of_thread;
+        let started: Vec<_> = shares.map(|(i, places)| scope.spawn(move || of_thread(i, places))).collect();
+        let panicked = |_| Err(Error::Setup("a thread that compares pages panicked".into()));
+        started.into_iter().try_for_each(|one| one.join().unwrap_or_else(panicked))
+    })
 }
 
 /// The CPU time of this process so far.

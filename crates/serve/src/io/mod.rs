@@ -22,6 +22,8 @@ pub(crate) use job::{QueuedTransfers, TransferJob};
 
 /// The longest read that the ring's thread executes itself. Longer ones would delay the other rings.
 const MAX_INLINE_READ: u64 = 128 << 10;
+/// The longest write that it executes: several threads together write longer ones faster.
+const MAX_INLINE_WRITE: u64 = 16 << 10;
 
 /// The buffer and file that a ring used last, and mostly uses next.
 #[derive(Default)]
@@ -36,6 +38,8 @@ pub(crate) struct LastUsed {
 pub(crate) enum IoStart {
     /// Done: the number of bytes, or a negative error number.
     Done(i64),
+    /// All bytes of a request are written. The kernel is to learn that before the program.
+    Written(Request),
     /// Other threads will complete it, once it is [queued](TransferJob::begin_all).
     Later(Box<TransferJob>),
 }
@@ -133,6 +137,15 @@ fn start(
                 shared.stats.failed.fetch_add(1, Ordering::Relaxed);
                 return IoStart::Done(failure(&error));
             }
+        }
+    }
+    let writes_now = !ring.server.name().read && request.len <= MAX_INLINE_WRITE && !open.syncs();
+    if let (true, LinkContent::Host(mem)) = (writes_now, &buffer.what) {
+        let from =
+            TransferMemory { mem, at: request.offset as usize, len: request.len as usize, shared: true };
+        if open.file().write_now(from, request.at).is_some() {
+            shared.stats.host_written.count(request.len);
+            return IoStart::Written(*request);
         }
     }
     match TransferJob::new(shared, ring, entry, request, buffer, open) {

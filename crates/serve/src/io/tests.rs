@@ -128,6 +128,7 @@ impl Rig {
         assert_eq!(ring.server.take(Instant::now(), 9, &mut entries).count, 1);
         match begin(&self.shared, ring, &entries[0]) {
             IoStart::Done(result) => Some(result),
+            IoStart::Written(request) => Some(request.len as i64),
             IoStart::Later(job) => {
                 TransferJob::begin_all([*job]);
                 None

@@ -96,6 +96,10 @@ impl OpenFile for Local {
         from.mem.write_file(from.at, from.len, &self.file, at).map_err(plain)
     }
 
+    fn write_now(&self, from: TransferMemory<'_>, at: u64) -> Option<usize> {
+        self.writes.as_ref().filter(|_| !may_swap())?.write_now(&self.file, from, at)
+    }
+
     fn read_bytes(&self, to: &mut [u8], at: u64) -> io::Result<usize> {
         let mut done = 0;
         while done < to.len() {

@@ -86,6 +86,12 @@ pub trait OpenFile: Send + Sync {
     /// When the memory is gone, or the file cannot be written.
     fn write(&self, from: TransferMemory<'_>, at: u64) -> io::Result<usize>;
 
+    /// Writes without blocking, all bytes or none. `None` if that is not possible, or unknown.
+    fn write_now(&self, from: TransferMemory<'_>, at: u64) -> Option<usize> {
+        let _ = (from, at);
+        None
+    }
+
     /// Reads into private memory.
     ///
     /// # Errors

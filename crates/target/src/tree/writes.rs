@@ -181,11 +181,21 @@ struct Kept {
 }
 
 /// Counts a write that is under way.
-struct UnderWay<'a>(&'a AtomicU32);
+struct UnderWay<'a> {
+    count: &'a AtomicU32,
+    /// Whether it was the only one when it began.
+    is_alone: bool,
+}
+
+impl<'a> UnderWay<'a> {
+    fn begin(count: &'a AtomicU32) -> Self {
+        Self { count, is_alone: count.fetch_add(1, Ordering::Relaxed) == 0 }
+    }
+}
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -216,9 +226,8 @@ impl Writes {
         at: u64,
         act: impl Fn() -> io::Result<A>,
     ) -> io::Result<usize> {
-        let is_alone = self.under_way.fetch_add(1, Ordering::Relaxed) == 0;
-        let _under_way = UnderWay(&self.under_way);
-        let way = self.map_and_write(file, from, at, is_alone, &act);
+        let under_way = UnderWay::begin(&self.under_way);
+        let way = self.map_and_write(file, from, at, under_way.is_alone, &act);
         let count = match way {
             Ok(()) => from.len,
             Err(_) => {
@@ -229,6 +238,18 @@ impl Writes {
         };
         self.ways.count(way, count);
         Ok(count)
+    }
+
+    /// Writes all bytes through the mapping of a file whose pages are in memory only, where nothing has to be allocated or
+    /// read from a disk, and so nothing depends on who writes.
+    pub fn write_now(&self, file: &File, from: TransferMemory<'_>, at: u64) -> Option<usize> {
+        if self.place.get() != Some(&Ok(false)) {
+            return None;
+        }
+        let _under_way = UnderWay::begin(&self.under_way);
+        self.map_and_write(file, from, at, false, || Ok(())).ok()?;
+        self.ways.count(Ok(()), from.len);
+        Some(from.len)
     }
 
     /// Writes all bytes through the mapping. If this fails, they may have been written in part.

@@ -48,8 +48,7 @@ impl WrittenFile {
         let mem = HostMem::anonymous(bytes.next_multiple_of(PAGE as usize)).unwrap();
         mem.fill(0, bytes, value).unwrap();
         let before = self.ways.sums();
-        let _other = UnderWay(&self.writes.under_way);
-        self.writes.under_way.fetch_add(1, Ordering::Relaxed);
+        let _other = UnderWay::begin(&self.writes.under_way);
         let from = TransferMemory { mem: &mem, at: 0, len: bytes, shared: false };
         assert_eq!(self.writes.write(file, from, at, || Ok(())).unwrap(), bytes);
         let mut found = vec![0; bytes];
@@ -126,6 +125,25 @@ fn what_programs_would_notice_goes_by_pwrite() {
 
 fn libc_flags(flags: OFlags) -> i32 {
     flags.bits() as i32
+}
+
+#[test]
+fn only_files_in_memory_are_written_at_once() {
+    let mem = HostMem::anonymous(PAGE as usize).unwrap();
+    mem.fill(0, PAGE as usize, 9).unwrap();
+    let from = TransferMemory { mem: &mem, at: 0, len: PAGE as usize, shared: false };
+    let beds = [WrittenFile::in_memory("now"), WrittenFile::new(&std::env::temp_dir(), "now", Shares::new)];
+    for bed in beds {
+        let now = |at| bed.writes.write_now(&bed.file, from, at);
+        assert_eq!(now(0), None, "it is not known where the file is");
+        bed.write(PAGE, PAGE as usize, 1);
+        let is_in_memory = place(&bed.file) == Ok(false);
+        assert_eq!(now(0), is_in_memory.then_some(PAGE as usize));
+        let mut found = [0; 2];
+        bed.file.read_exact_at(&mut found, PAGE - 1).unwrap();
+        assert_eq!(found, [if is_in_memory { 9 } else { 0xee }, 1]);
+        assert_eq!(now(PAGES * PAGE), None, "the file grows");
+    }
 }
 
 #[test]
