@@ -32,13 +32,17 @@ impl ThreadStarter {
             return Err(Error::other("a thread that has acted as a user cannot start others"));
         }
         let (jobs, queue) = channel::<StartJob>();
+        let (runs, is_running) = channel();
         let run = move || {
+            let _ = runs.send(());
             for StartJob { name, work, started } in queue {
                 // Without a requester the new thread runs all the same.
                 let _ = started.send(Builder::new().name(name).spawn(work));
             }
         };
         Builder::new().name("thread starter".into()).spawn(run)?;
+        // Until it runs it needs memory, without which the process would end.
+        is_running.recv().map_err(|_| Error::other("the thread that starts others has ended"))?;
         Ok(Self(jobs))
     }
 

@@ -336,8 +336,9 @@ fn serve(
     done: &mut Vec<Done>,
 ) {
     let (mut later, mut written) = (Vec::new(), Vec::new());
+    let batch = entries.iter().filter_map(|entry| Some(entry.request?.len)).fold(0, u64::saturating_add);
     for entry in entries.drain(..) {
-        let result = match io::begin(shared, ring, &entry) {
+        let result = match io::begin(shared, ring, &entry, batch) {
             IoStart::Done(result) => result,
             IoStart::Written(request) => {
                 written.push((request.inode, request.at, request.len));

@@ -195,15 +195,28 @@ struct ReadChunk {
     count: usize,
 }
 
-/// Bytes that a chunk may take in a slot: direct I/O reads a page more at both ends.
-fn room(len: u64) -> usize {
-    (len.next_multiple_of(PAGE) + 2 * PAGE) as usize
+/// Copies as few: what is adjacent in both memories is one. Each is the offset in the one, that in the other, and the
+/// number of bytes.
+fn merged(copies: impl IntoIterator<Item = (usize, usize, usize)>) -> Vec<(usize, usize, usize)> {
+    let mut all: Vec<(usize, usize, usize)> = Vec::new();
+    for (from, to, bytes) in copies {
+        match all.last_mut() {
+            Some(last) if (last.0 + last.2, last.1 + last.2) == (from, to) => last.2 += bytes,
+            _ => all.push((from, to, bytes)),
+        }
+    }
+    all
 }
 
-/// A copy of bytes, as rows that the copy engine moves at any size.
-fn rows(from: usize, to: usize, bytes: usize) -> Rows {
+/// A copy into the GPU, as rows that the copy engine moves at any size.
+fn rows_in((from, to, bytes): (usize, usize, usize)) -> Rows {
     let rows = if bytes < MIN_COPY && bytes.is_multiple_of(2) { 2 } else { 1 };
     Rows { from, to, row: bytes / rows, rows, step: bytes / rows }
+}
+
+/// A copy out of the GPU.
+fn rows_out((from, to, bytes): (usize, usize, usize)) -> Rows {
+    Rows { from, to, row: bytes, rows: 1, step: bytes }
 }
 
 impl GpuCopyLane {
@@ -316,7 +329,8 @@ impl GpuCopyLane {
             (chunks.len() == 1, Vec::new(), Vec::new(), Vec::<ReadChunk>::new());
         for chunk in chunks {
             let filled = self.fill(&chunk, at, may_wait);
-            at += room(chunk.len);
+            // Without direct I/O, chunks that are adjacent in the buffer are so here.
+            at += if matches!(filled, Ok(Some(_))) { chunk.len as usize } else { 0 };
             match filled {
                 Ok(None) => slow.push(chunk),
                 Ok(Some((from, route, count))) => begun.push(ReadChunk { chunk, from, route, count }),
@@ -326,7 +340,8 @@ impl GpuCopyLane {
         let (nothing, begun): (Vec<_>, Vec<_>) = begun.into_iter().partition(|one| one.count == 0);
         ended.extend(nothing.into_iter().filter_map(|one| self.end_read(one)));
         let buffer = begun.first().map(|one| one.chunk.job.buffer.clone());
-        let copies: Vec<_> = begun.iter().map(|one| rows(one.from, one.chunk.offset(), one.count)).collect();
+        let copies = merged(begun.iter().map(|one| (one.from, one.chunk.offset(), one.count)));
+        let copies: Vec<_> = copies.into_iter().map(rows_in).collect();
         let copied = buffer.map(|buffer| self.copy(&buffer, true, &copies).map(|mark| (buffer, mark)));
         // The copies of the other slot ran meanwhile.
         self.settle();
@@ -464,11 +479,8 @@ impl GpuCopyLane {
             Some(at)
         };
         let places: Vec<usize> = chunks.iter().scan(0, place).collect();
-        let copies: Vec<_> = chunks
-            .iter()
-            .zip(&places)
-            .map(|(chunk, to)| rows(chunk.offset(), *to, chunk.len as usize))
-            .collect();
+        let copies = chunks.iter().zip(&places).map(|(chunk, to)| (chunk.offset(), *to, chunk.len as usize));
+        let copies: Vec<_> = merged(copies).into_iter().map(rows_out).collect();
         let copied = self.renew_if_stale().and_then(|()| match chunks.first() {
             Some(first) => {
                 let mark = self.copy(&first.job.buffer, false, &copies)?;

@@ -131,7 +131,7 @@ pub(crate) struct QueuedTransfers {
 }
 
 impl QueuedTransfers {
-    /// Gives each chunk to a thread of its own.
+    /// Gives each chunk, of transfers of one ring, to a thread of its own.
     pub fn one_by_one(mut slow: Vec<JobChunk>) -> Self {
         slow.reverse();
         Self { jobs: VecDeque::new(), slow }
@@ -272,11 +272,10 @@ impl TransferJob {
         }
     }
 
-    /// Whether one thread may do both one after the other: they are of the same file and buffer, and neither waits for a disk
-    /// or another machine. Reads into host memory that would not wait are done already.
+    /// Whether one thread may do both one after the other: they are of the same file and buffer, and neither waits for
+    /// another machine or writes to a disk.
     fn is_bundled_with(&self, other: &Self) -> bool {
-        let is_of_gpu = matches!(self.buffer.what, LinkContent::Gpu(_));
-        let waits = self.open.syncs() || self.open.file().local().is_none() || (self.reads() && !is_of_gpu);
+        let waits = self.open.syncs() || self.open.file().local().is_none();
         !waits && Arc::ptr_eq(&self.open, &other.open) && Arc::ptr_eq(&self.buffer, &other.buffer)
     }
 

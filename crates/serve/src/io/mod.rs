@@ -20,10 +20,10 @@ use crate::table::{LinkContent, LinkedBuffer};
 use crate::workers::ServedRing;
 pub(crate) use job::{QueuedTransfers, TransferJob};
 
-/// The longest read that the ring's thread executes itself. Longer ones would delay the other rings.
-const MAX_INLINE_READ: u64 = 128 << 10;
-/// The longest write that it executes: several threads together write longer ones faster.
-const MAX_INLINE_WRITE: u64 = 16 << 10;
+/// The longest transfer that the ring's thread executes itself. Of longer ones it executes reads of at most
+/// [`MAX_INLINE_BATCH`] bytes together: several threads are faster, and the other rings are not delayed.
+const MAX_INLINE: u64 = 16 << 10;
+const MAX_INLINE_BATCH: u64 = 128 << 10;
 
 /// The buffer and file that a ring used last, and mostly uses next.
 #[derive(Default)]
@@ -53,8 +53,18 @@ pub(crate) fn failure(error: &std::io::Error) -> i64 {
     -i64::from(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()))
 }
 
-/// Starts the request of an entry.
-pub(crate) fn begin(shared: &Arc<DaemonShared>, ring: &Arc<ServedRing>, entry: &Submission) -> IoStart {
+/// Whether a request of a batch may be executed by the ring's thread.
+fn is_short(ring: &ServedRing, request: &Request, batch: u64) -> bool {
+    request.len <= MAX_INLINE || (ring.server.name().read && batch <= MAX_INLINE_BATCH)
+}
+
+/// Starts the request of an entry, in a batch of so many bytes.
+pub(crate) fn begin(
+    shared: &Arc<DaemonShared>,
+    ring: &Arc<ServedRing>,
+    entry: &Submission,
+    batch: u64,
+) -> IoStart {
     let checked = entry.request.ok_or(Errno::INVAL).and_then(|request| {
         let (buffer, open) = check(shared, ring, &request)?;
         Ok((request, buffer, open))
@@ -64,7 +74,11 @@ pub(crate) fn begin(shared: &Arc<DaemonShared>, ring: &Arc<ServedRing>, entry: &
             shared.stats.refused.fetch_add(1, Ordering::Relaxed);
             IoStart::Done(refused(errno))
         }
-        Ok((request, buffer, open)) => start(shared, ring, entry, &request, buffer, open),
+        Ok((request, buffer, open)) => {
+            let is_short = is_short(ring, &request, batch);
+            let done = is_short.then(|| at_once(shared, ring, &request, &buffer, &open)).flatten();
+            done.unwrap_or_else(|| queued(shared, ring, entry, &request, buffer, open))
+        }
     }
 }
 
@@ -114,7 +128,43 @@ fn check_range(buffer: &LinkedBuffer, ring: &ServedRing, request: &Request) -> R
     Ok(())
 }
 
-fn start(
+/// Executes a request if that does not block.
+fn at_once(
+    shared: &DaemonShared,
+    ring: &ServedRing,
+    request: &Request,
+    buffer: &LinkedBuffer,
+    open: &Open,
+) -> Option<IoStart> {
+    let LinkContent::Host(mem) = &buffer.what else { return None };
+    let memory = TransferMemory { mem, at: request.offset as usize, len: request.len as usize, shared: true };
+    if !ring.server.name().read {
+        if open.syncs() {
+            return None;
+        }
+        open.file().write_now(memory, request.at)?;
+        shared.stats.host_written.count(request.len);
+        return Some(IoStart::Written(*request));
+    }
+    // Looking for holes may take as long as reading from the disk.
+    if ring.refuses_holes() {
+        return None;
+    }
+    match open.file().read_now(memory, request.at) {
+        Ok(Some(count)) if count as u64 == request.len => {
+            shared.stats.host_now.count(request.len);
+            Some(IoStart::Done(count as i64))
+        }
+        // Short: a thread that may block finds out whether this is the end of the file.
+        Ok(_) => None,
+        Err(error) => {
+            shared.stats.failed.fetch_add(1, Ordering::Relaxed);
+            Some(IoStart::Done(failure(&error)))
+        }
+    }
+}
+
+fn queued(
     shared: &Arc<DaemonShared>,
     ring: &Arc<ServedRing>,
     entry: &Submission,
@@ -122,32 +172,6 @@ fn start(
     buffer: Arc<LinkedBuffer>,
     open: Arc<Open>,
 ) -> IoStart {
-    // Looking for holes may take as long as reading from the disk.
-    let is_quick = ring.server.name().read && !ring.refuses_holes() && request.len <= MAX_INLINE_READ;
-    if let (true, LinkContent::Host(mem)) = (is_quick, &buffer.what) {
-        let to = TransferMemory { mem, at: request.offset as usize, len: request.len as usize, shared: true };
-        match open.file().read_now(to, request.at) {
-            Ok(Some(count)) if count as u64 == request.len => {
-                shared.stats.host_now.count(request.len);
-                return IoStart::Done(count as i64);
-            }
-            // Short: a thread that may block finds out whether this is the end of the file.
-            Ok(_) => {}
-            Err(error) => {
-                shared.stats.failed.fetch_add(1, Ordering::Relaxed);
-                return IoStart::Done(failure(&error));
-            }
-        }
-    }
-    let writes_now = !ring.server.name().read && request.len <= MAX_INLINE_WRITE && !open.syncs();
-    if let (true, LinkContent::Host(mem)) = (writes_now, &buffer.what) {
-        let from =
-            TransferMemory { mem, at: request.offset as usize, len: request.len as usize, shared: true };
-        if open.file().write_now(from, request.at).is_some() {
-            shared.stats.host_written.count(request.len);
-            return IoStart::Written(*request);
-        }
-    }
     match TransferJob::new(shared, ring, entry, request, buffer, open) {
         Ok(job) => IoStart::Later(Box::new(job)),
         Err(errno) => {

@@ -14,7 +14,7 @@ use onehop_target::tree::TransferMemory;
 use onehop_target::turns::{Divisible, Next, Queue};
 use rustix::io::Errno;
 
-use super::job::{ChunkBundle, JobChunk, QueuedTransfers};
+use super::job::{ChunkBundle, JobChunk, QueuedTransfers, complete};
 use super::{failure, refused};
 use crate::lock;
 use crate::table::LinkContent;
@@ -37,6 +37,7 @@ pub(crate) trait PoolTask: Divisible + Send + 'static {
 
 impl PoolTask for QueuedTransfers {
     fn run(chunks: ChunkBundle) {
+        let chunks = read_cached(chunks);
         chunks.end_each(|chunk| chunk.refused().unwrap_or_else(|| transfer(chunk)));
     }
 
@@ -175,6 +176,39 @@ impl<T: PoolTask, K: PoolUser> ThreadPool<T, K> {
             T::refuse(part);
         }
     }
+}
+
+/// Of several reads, does those that need not wait for a disk, and returns one of the others. The rest get other threads.
+fn read_cached(ChunkBundle(chunks): ChunkBundle) -> ChunkBundle {
+    let Some(job) = chunks.first().map(|chunk| chunk.job.clone()) else { return ChunkBundle(chunks) };
+    let LinkContent::Host(mem) = &job.buffer.what else { return ChunkBundle(chunks) };
+    if !job.reads() || chunks.len() == 1 {
+        return ChunkBundle(chunks);
+    }
+    let read = |chunk: &JobChunk| {
+        if chunk.refused().is_some() {
+            return None;
+        }
+        let to = TransferMemory { mem, at: chunk.offset(), len: chunk.len as usize, shared: true };
+        let count = chunk.job.open.file().read_now(to, chunk.at()).ok()??;
+        (count as u64 == chunk.len).then_some(count as i64)
+    };
+    let (mut ended, mut slow) = (Vec::new(), Vec::new());
+    for chunk in chunks {
+        match read(&chunk) {
+            Some(count) => {
+                job.shared().stats.host_now.count(count as u64);
+                ended.extend(chunk.end(count));
+            }
+            None => slow.push(chunk),
+        }
+    }
+    complete(ended);
+    let own = Vec::from_iter(slow.pop());
+    if !slow.is_empty() {
+        job.shared().ring_reads.add(job.lane_user().0, QueuedTransfers::one_by_one(slow));
+    }
+    ChunkBundle(own)
 }
 
 fn transfer(chunk: &JobChunk) -> i64 {

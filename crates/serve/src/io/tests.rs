@@ -126,7 +126,7 @@ impl Rig {
         client.prepare(request).unwrap();
         let mut entries = Vec::new();
         assert_eq!(ring.server.take(Instant::now(), 9, &mut entries).count, 1);
-        match begin(&self.shared, ring, &entries[0]) {
+        match begin(&self.shared, ring, &entries[0], request.len) {
             IoStart::Done(result) => Some(result),
             IoStart::Written(request) => Some(request.len as i64),
             IoStart::Later(job) => {
