@@ -29,7 +29,7 @@ impl RouteCounters {
 /// The daemon's statistics since it started.
 #[derive(Default)]
 pub struct Stats {
-    /// To host memory, by the ring's thread.
+    /// To host memory, without waiting for a disk.
     pub(crate) host_now: RouteCounters,
     /// To host memory, by a thread that may block.
     pub(crate) host_waited: RouteCounters,

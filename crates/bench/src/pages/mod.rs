@@ -265,13 +265,13 @@ mod tests {
     use super::*;
 
     /// Moves pages by copies, and spoils a byte of one if told to.
-    struct Copies {
+    struct SpoiledMover {
         file: std::fs::File,
         buffer: PageBuffer,
         spoils: bool,
     }
 
-    impl PageMover for Copies {
+    impl PageMover for SpoiledMover {
         fn name(&self) -> &'static str {
             "copies"
         }
@@ -316,7 +316,7 @@ mod tests {
         let buffer = PageBuffer::Host(HostMem::anonymous(1 << 20).unwrap());
         for writes in [false, true] {
             let plan = PagePlan { page: 4096, depth: 4, writes, time: Duration::from_millis(5), repeats: 2 };
-            let mut copies = Copies { file: plain(), buffer: buffer.clone(), spoils: false };
+            let mut copies = SpoiledMover { file: plain(), buffer: buffer.clone(), spoils: false };
             let row = measure(&mut copies, &mut file, &plan, &|| false).unwrap();
             assert!(row.gbps > 0.0 && row.each_gbps.len() == 2 && row.verified >= 3 * 256, "{row:?}");
             assert_eq!((row.p50_us, row.memory), (Some(1.0), "host"));

@@ -253,6 +253,7 @@ fn unknown_commands_are_refused() {
     // These commands have no required arguments; all others must report missing ones.
     let without_required = [
         "bench gather",
+        "bench pages",
         "bench queue",
         "bench sweep",
         "bench target",

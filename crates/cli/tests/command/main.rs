@@ -16,6 +16,7 @@ mod mount;
 #[path = "../../../files/tests/common/mounted.rs"]
 mod mounted;
 mod owned;
+mod pages;
 mod refusals;
 mod reports;
 mod run;

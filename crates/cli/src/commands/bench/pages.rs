@@ -125,8 +125,8 @@ impl Drop for PagesFolder {
 impl PagesFolder {
     fn new(root: &Path) -> Result<Self> {
         let this = Self(root.join(format!("onehop-bench-pages-{}", std::process::id())));
-        for folder in [this.root(), this.point()] {
-            std::fs::create_dir_all(&folder).map_err(|e| CliError::file("creating", &folder, e))?;
+        for folder in [this.0.clone(), this.root(), this.point()] {
+            std::fs::create_dir(&folder).map_err(|e| CliError::file("creating", &folder, e))?;
         }
         Ok(this)
     }
