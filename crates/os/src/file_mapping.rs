@@ -7,17 +7,17 @@ use std::io;
 
 use crate::{HostMem, Result};
 
-/// A shared mapping of a file from its start. The file may be truncated at any time: only the kernel accesses the
-/// mapping, which then returns an error where a store of this process would raise SIGBUS.
+/// A shared mapping of a file from its start. The file may be shorter, grow, and be truncated at any time: only the
+/// kernel accesses the mapping, which returns an error where a store of this process would raise SIGBUS.
 pub struct FileMapping(HostMem);
 
 impl FileMapping {
     /// Maps the first `bytes` bytes, whole pages, of a file that is open for reading and writing.
     ///
     /// # Errors
-    /// When the file is shorter, or cannot be mapped.
+    /// When it cannot be mapped.
     pub fn new(file: &File, bytes: usize) -> Result<Self> {
-        HostMem::of_file_range(file, 0, bytes, true).map(Self)
+        HostMem::of_growing_file(file, bytes).map(Self)
     }
 
     /// How many bytes it has.
@@ -47,7 +47,8 @@ impl FileMapping {
     }
 }
 
-#[cfg(all(test, not(miri)))]
+#[cfg(test)]
+#[cfg(not(miri))]
 mod tests {
     use std::os::unix::fs::FileExt;
 
@@ -85,7 +86,17 @@ mod tests {
         {
             assert!(mapping.write(at, &from, offset, bytes).is_err(), "{at} {offset} {bytes}");
         }
-        assert!(FileMapping::new(&file, 3 * PAGE).is_err() && FileMapping::new(&file, 100).is_err());
+        assert!(FileMapping::new(&file, 0).is_err() && FileMapping::new(&file, 100).is_err());
+    }
+
+    #[test]
+    fn a_file_may_grow_into_its_mapping() {
+        let file = memory_file(1);
+        let mapping = FileMapping::new(&file, 4 * PAGE).unwrap();
+        let from = HostMem::anonymous(PAGE).unwrap();
+        assert!(mapping.write(2 * PAGE, &from, 0, PAGE).is_err());
+        file.set_len(3 * PAGE as u64).unwrap();
+        assert_eq!(mapping.write(2 * PAGE, &from, 0, PAGE).unwrap(), PAGE);
     }
 
     #[test]

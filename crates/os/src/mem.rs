@@ -203,6 +203,19 @@ impl HostMem {
         Self::whole(base.cast(), bytes, writable)
     }
 
+    /// The first `bytes` bytes, whole pages, of a file that may be shorter: only the kernel may access them, which returns
+    /// an error where there is no file.
+    pub(crate) fn of_growing_file(file: &File, bytes: usize) -> Result<Self> {
+        if bytes == 0 || !bytes.is_multiple_of(PAGE) {
+            return Err(Error::OutOfRange { offset: 0, bytes, len: bytes });
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0) }
+            .map_err(|e| Error::system(format!("mmap of {bytes} bytes of a file"), e))?;
+        Self::whole(base.cast(), bytes, true)
+    }
+
     pub(crate) fn whole(base: *mut u8, len: usize, writable: bool) -> Result<Self> {
         let base = NonNull::new(base)
             .ok_or_else(|| Error::system("mmap", std::io::Error::other("mapped at address zero")))?;

@@ -25,8 +25,11 @@ use crate::shares::{Shares, TakenShare};
 use crate::{read, write};
 
 const PAGE: u64 = 4096;
-/// Mapped bytes in multiples of the machine's memory. Page tables take a 512th of what they map.
-const MOST_MAPPED: u64 = 2;
+/// Mapped bytes in multiples of the machine's memory, and the most. Page tables take a 512th of what they map.
+const MOST_MAPPED: (u64, u64) = (2, 1 << 40);
+/// Holes count for this part of their length: all mappings together have at most so many times the most above, far less
+/// than there are addresses.
+const HOLES: u64 = 32;
 /// Mappings at once: a process may have 65 530.
 const MOST_MAPPINGS: u64 = 8192;
 /// A file may grow by this much before it is mapped anew.
@@ -130,8 +133,8 @@ impl WriteWays {
     #[must_use]
     pub fn new(shares: impl FnOnce(u64) -> Shares) -> Self {
         let memory = rustix::system::sysinfo();
-        let most =
-            u64::from(memory.mem_unit).saturating_mul(memory.totalram as u64).saturating_mul(MOST_MAPPED);
+        let bytes = u64::from(memory.mem_unit).saturating_mul(memory.totalram as u64);
+        let most = bytes.saturating_mul(MOST_MAPPED.0).min(MOST_MAPPED.1);
         let growth = GROWTH.max(most / MOST_MAPPINGS);
         let (mapped, unmapped) = Default::default();
         Self { mapped, unmapped, budget: Arc::new(shares(most)), growth }
@@ -301,9 +304,13 @@ impl Writes {
             return Ok(kept.mapping.clone());
         }
         *kept = None;
-        let allowed = allocated.saturating_add(allocated / 4).saturating_add(self.ways.growth);
+        // The file may double: a new mapping has no pages yet.
+        let bytes = size.checked_mul(2).and_then(u64::checked_next_power_of_two).ok_or(Unmapped::Budget)?;
+        let bytes = bytes.max(self.ways.growth);
+        let allowed =
+            allocated.saturating_add(allocated / 4).saturating_add(self.ways.growth).max(bytes / HOLES);
         let _share = self.ways.budget.acquire(self.uid, allowed).ok_or(Unmapped::Budget)?;
-        let bytes = usize::try_from(size / PAGE * PAGE).map_err(|_| Unmapped::Budget)?;
+        let bytes = usize::try_from(bytes.next_multiple_of(PAGE)).map_err(|_| Unmapped::Budget)?;
         let mapping = FileMapping::new(file, bytes).map(Arc::new).map_err(|_| Unmapped::Refused)?;
         *kept = Some(Kept { mapping: mapping.clone(), allowed, _share });
         Ok(mapping)

@@ -157,6 +157,17 @@ fn the_budget_is_returned() {
 }
 
 #[test]
+fn a_long_hole_counts_for_a_part() {
+    let bed = WrittenFile::in_memory("hole");
+    bed.file.set_len(1 << 50).unwrap();
+    let mapped = bed.write(0, PAGE as usize, 1);
+    assert_eq!(mapped, Some(Unmapped::Budget.why()), "two PiB of addresses");
+    bed.file.set_len(32 * GROWTH * 2).unwrap();
+    assert_eq!(bed.write(0, PAGE as usize, 2), None);
+    assert!(bed.ways.budget.taken() >= 4 * GROWTH, "{}", bed.ways.budget.taken());
+}
+
+#[test]
 fn the_time_of_a_write_is_the_files() {
     let bed = WrittenFile::in_memory("times");
     assert_eq!(bed.write(0, PAGE as usize, 1), None);
