@@ -27,6 +27,16 @@ impl FileMapping {
         self.0.len()
     }
 
+    /// Prepares a range of pages that are in memory to be accessed, all at once. On a file system in memory they can then be
+    /// written without a fault each. Does nothing if the kernel cannot do that.
+    pub fn populate(&self, at: usize, bytes: usize) {
+        if self.0.check_writable_range(at, bytes).is_ok() {
+            let from = self.0.host_ptr().wrapping_add(at);
+            // SAFETY: the range lies within the mapping; this changes no byte of it.
+            let _ = unsafe { rustix::mm::madvise(from.cast(), bytes, rustix::mm::Advice::LinuxPopulateRead) };
+        }
+    }
+
     /// Copies bytes of memory into the file, within the mapping. Returns how many; they are fewer where the file has been
     /// truncated, its disk is full, or the memory is gone.
     ///

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
 
 use onehop_os::FileMapping;
@@ -25,6 +25,8 @@ use crate::shares::{Shares, TakenShare};
 use crate::{read, write};
 
 const PAGE: u64 = 4096;
+/// Pages that are populated at once.
+const WINDOW: u64 = 2 << 20;
 /// Mapped bytes in multiples of the machine's memory, and the most. Page tables take a 512th of what they map.
 const MOST_MAPPED: (u64, u64) = (2, 1 << 40);
 /// Holes count for this part of their length: all mappings together have at most so many times the most above, far less
@@ -177,10 +179,37 @@ pub(super) struct Writes {
 
 /// A mapping, and what it takes of the budget.
 struct Kept {
-    mapping: Arc<FileMapping>,
+    mapping: Arc<KeptMapping>,
     /// More bytes than this are not mapped at once.
     allowed: u64,
     _share: TakenShare,
+}
+
+/// A mapping, and which [windows](WINDOW) of it have been populated.
+struct KeptMapping {
+    mapping: FileMapping,
+    populated: Vec<AtomicBool>,
+}
+
+impl KeptMapping {
+    fn new(file: &File, bytes: usize) -> onehop_os::Result<Self> {
+        let windows = bytes.div_ceil(WINDOW as usize);
+        let populated = (0..windows).map(|_| AtomicBool::new(false)).collect();
+        Ok(Self { mapping: FileMapping::new(file, bytes)?, populated })
+    }
+
+    /// Populates the windows of a range that have no holes, once. Populating a hole would fill it.
+    fn populate(&self, file: &File, range: std::ops::Range<u64>) {
+        for number in range.start / WINDOW..range.end.div_ceil(WINDOW) {
+            let Some(populated) = self.populated.get(number as usize) else { return };
+            if populated.load(Ordering::Relaxed) || populated.swap(true, Ordering::Relaxed) {
+                continue;
+            }
+            if cached_bytes(file, number * WINDOW, WINDOW).ok() == Some(WINDOW) {
+                self.mapping.populate((number * WINDOW) as usize, WINDOW as usize);
+            }
+        }
+    }
 }
 
 /// Counts a write that is under way.
@@ -279,9 +308,12 @@ impl Writes {
         if cached_bytes(file, first, last - first).ok() != Some(last - first) {
             return Err(Unmapped::Uncached);
         }
+        if !is_on_disk {
+            mapping.populate(file, at..end);
+        }
         let copied = {
             let _acting = act().map_err(|_| Unmapped::Refused)?;
-            mapping.write(at as usize, from.mem, from.at, from.len)
+            mapping.mapping.write(at as usize, from.mem, from.at, from.len)
         };
         // Else the bytes may lie behind the end of the file, or in pages that no longer belong to it.
         let is_whole = copied.is_ok_and(|count| count == from.len) && size_for(file, end).is_ok();
@@ -293,9 +325,9 @@ impl Writes {
     }
 
     /// The mapping, of at least `end` bytes.
-    fn mapping(&self, file: &File, end: u64) -> Result<Arc<FileMapping>, Unmapped> {
+    fn mapping(&self, file: &File, end: u64) -> Result<Arc<KeptMapping>, Unmapped> {
         let (size, allocated) = size_for(file, end)?;
-        let fits = |kept: &Kept| kept.mapping.len() as u64 >= end && allocated <= kept.allowed;
+        let fits = |kept: &Kept| kept.mapping.mapping.len() as u64 >= end && allocated <= kept.allowed;
         if let Some(kept) = read(&self.mapping).as_ref().filter(|kept| fits(kept)) {
             return Ok(kept.mapping.clone());
         }
@@ -311,7 +343,7 @@ impl Writes {
             allocated.saturating_add(allocated / 4).saturating_add(self.ways.growth).max(bytes / HOLES);
         let _share = self.ways.budget.acquire(self.uid, allowed).ok_or(Unmapped::Budget)?;
         let bytes = usize::try_from(bytes.next_multiple_of(PAGE)).map_err(|_| Unmapped::Budget)?;
-        let mapping = FileMapping::new(file, bytes).map(Arc::new).map_err(|_| Unmapped::Refused)?;
+        let mapping = KeptMapping::new(file, bytes).map(Arc::new).map_err(|_| Unmapped::Refused)?;
         *kept = Some(Kept { mapping: mapping.clone(), allowed, _share });
         Ok(mapping)
     }
