@@ -240,3 +240,48 @@ fn cut_off(bed: &WrittenFile) {
     let is_mapped = sums.iter().any(|sum| sum.why.is_none());
     assert!(is_mapped || place(&bed.file).is_err(), "{sums:?}");
 }
+
+/// Run by [`a_full_disk_is_an_error`], with a small file system of its own at the folder.
+#[test]
+fn on_a_small_disk() {
+    let Some(folder) = std::env::var_os("ONEHOP_TEST_SMALL_DISK") else { return };
+    let folder = PathBuf::from(folder);
+    let bed = WrittenFile::new(&folder, "full", Shares::new);
+    assert_eq!(place(&bed.file), Ok(true));
+    bed.file.set_len(16 * PAGES * PAGE).unwrap();
+    // Holes are in the page cache once they have been read.
+    bed.file.read_exact_at(&mut vec![0; (16 * PAGES * PAGE) as usize], 0).unwrap();
+    let filler = File::create(folder.join("filler")).unwrap();
+    let _full =
+        (0..).step_by(PAGE as usize).find(|at| filler.write_all_at(&[7; PAGE as usize], *at).is_err());
+    let mem = HostMem::anonymous(PAGE as usize).unwrap();
+    let _other = UnderWay::begin(&bed.writes.under_way);
+    let from = TransferMemory { mem: &mem, at: 0, len: PAGE as usize, shared: false };
+    let failed = bed.writes.write(&bed.file, from, 3 * PAGES * PAGE, || Ok(())).unwrap_err();
+    assert_eq!(failed.kind(), io::ErrorKind::StorageFull);
+    assert_eq!(bed.write(PAGE, PAGE as usize, 8), None, "what has a place on the disk can be written");
+    bed.file.sync_all().unwrap();
+}
+
+#[test]
+fn a_full_disk_is_an_error() {
+    let folder = std::env::temp_dir().join(format!("onehop-small-disk-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let script = "truncate -s 24M \"$1.img\" && mke2fs -q -t ext4 \"$1.img\" && mount -o loop \"$1.img\" \"$1\" && \
+                  echo mounted && exec \"$0\" --exact tree::writes::tests::on_a_small_disk --nocapture";
+    let mut small = std::process::Command::new("unshare");
+    small.args(["--mount", "sh", "-c", script]).arg(std::env::current_exe().unwrap()).arg(&folder);
+    let output = small.env("ONEHOP_TEST_SMALL_DISK", &folder).output();
+    let stdout = output.as_ref().map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+    let _ = std::fs::remove_file(folder.with_extension("img"));
+    std::fs::remove_dir(&folder).unwrap();
+    if !stdout.starts_with("mounted") {
+        let mut stderr = std::io::stderr();
+        let _ = io::Write::write_fmt(
+            &mut stderr,
+            format_args!("SKIPPED: cannot mount a small disk: {output:?}\n"),
+        );
+        return;
+    }
+    assert!(output.unwrap().status.success() && stdout.contains("1 passed"), "{stdout}");
+}
