@@ -300,9 +300,13 @@ impl TransferJob {
         (Some(JobChunk { job: job.clone(), number, start, len }), is_last)
     }
 
-    /// The bytes up to the first short chunk, or an error if any chunk failed.
+    /// The bytes up to the first short chunk. A read is an error if any chunk failed: a program takes a short one for the
+    /// end of the file. A write is one if it wrote nothing before.
     fn result(&self, short: Option<(u64, i64)>, failed: Option<(u64, i64)>) -> i64 {
         match (short, failed) {
+            (Some((number, bytes)), _) if !self.reads() && (number > 0 || bytes > 0) => {
+                (number * CHUNK_BYTES) as i64 + bytes.max(0)
+            }
             (_, Some((_, error))) => error,
             (Some((number, bytes)), None) => (number * CHUNK_BYTES) as i64 + bytes,
             (None, None) => self.request.len as i64,

@@ -30,8 +30,8 @@ const MAX_INLINE_BATCH: u64 = 128 << 10;
 pub(crate) struct LastUsed {
     /// Weak: the cache does not keep memory alive.
     buffer: Weak<LinkedBuffer>,
-    /// With the number of opens at that time.
-    open: Option<(u64, Arc<Open>)>,
+    /// With the number of opens at that time. Weak, too: a closed file is closed.
+    open: Option<(u64, Weak<Open>)>,
 }
 
 /// The result of starting a request.
@@ -98,16 +98,18 @@ fn check(
     let known = cache
         .open
         .take()
-        .filter(|(then, open)| *then == added && open.inode == request.inode && !open.is_closed());
+        .filter(|(then, _)| *then == added)
+        .and_then(|(_, open)| open.upgrade())
+        .filter(|open| open.inode == request.inode && !open.is_closed());
     let open = match known {
-        Some((_, open)) => open,
+        Some(open) => open,
         None => shared.opens.find(request.inode, ring.owner.uid, reads).map_err(|why| match why {
             NotOpen::Closed => Errno::BADF,
             NotOpen::Access => Errno::ACCESS,
         })?,
     };
     cache.buffer = Arc::downgrade(&buffer);
-    cache.open = Some((added, open.clone()));
+    cache.open = Some((added, Arc::downgrade(&open)));
     Ok((buffer, open))
 }
 
