@@ -123,7 +123,7 @@ impl ChunkBundle {
     }
 }
 
-/// Transfers of one ring that are not over, in their order. They are between files and the same kind of memory.
+/// Transfers of one ring that are not over, in their order, which one thread does together; or one long one.
 pub(crate) struct QueuedTransfers {
     jobs: VecDeque<Arc<TransferJob>>,
     /// Chunks of a bundle that may wait for a disk, and so get a thread each.
@@ -149,11 +149,8 @@ impl Divisible for QueuedTransfers {
         }
         let (mut chunks, mut bytes): (Vec<JobChunk>, u64) = (Vec::new(), 0);
         while let Some(job) = jobs.front() {
-            if let Some(first) = chunks.first() {
-                let fits = bytes + job.request.len <= BUNDLE.0 && chunks.len() < BUNDLE.1;
-                if !fits || !job.is_bundled_with(&first.job) {
-                    break;
-                }
+            if chunks.first().is_some_and(|first| !job.joins(&first.job, bytes, chunks.len())) {
+                break;
             }
             let (chunk, is_last) = TransferJob::divide(job);
             bytes += chunk.as_ref().map_or(0, |chunk| chunk.len);
@@ -243,33 +240,29 @@ impl TransferJob {
         &self.shared
     }
 
-    /// Queues transfers of one ring. A user's reads do not wait behind their writes, which may wait for a disk.
+    /// Queues transfers of one ring, those that one thread does together as one: each wakes a thread. A user's reads do not
+    /// wait behind their writes, which may wait for a disk.
     pub fn begin_all(jobs: impl IntoIterator<Item = Self>) {
         let mut jobs = jobs.into_iter().map(Arc::new).peekable();
         while let Some(first) = jobs.next() {
-            let mut together = VecDeque::from([first.clone()]);
-            while let Some(job) = jobs.next_if(|job| job.is_queued_with(&first)) {
+            let (mut together, mut bytes) = (VecDeque::from([first.clone()]), first.request.len);
+            while let Some(job) = jobs.next_if(|job| job.joins(&first, bytes, together.len())) {
+                bytes += job.request.len;
                 together.push_back(job);
             }
             let (shared, work) = (&first.shared, QueuedTransfers { jobs: together, slow: Vec::new() });
             let (person, reads) = first.lane_user();
             match &first.buffer.what {
                 LinkContent::Gpu(gpu) => gpu.engine.add((person, reads), work),
-                LinkContent::Host(_) | LinkContent::Ring(_) if reads => {
-                    shared.ring_reads.add(person, work);
-                }
+                LinkContent::Host(_) | LinkContent::Ring(_) if reads => shared.ring_reads.add(person, work),
                 LinkContent::Host(_) | LinkContent::Ring(_) => shared.ring_writes.add(person, work),
             }
         }
     }
 
-    /// Whether the same threads do this transfer and another one of its ring.
-    fn is_queued_with(&self, other: &Self) -> bool {
-        match (&self.buffer.what, &other.buffer.what) {
-            (LinkContent::Gpu(one), LinkContent::Gpu(other)) => Arc::ptr_eq(&one.engine, &other.engine),
-            (LinkContent::Gpu(_), _) | (_, LinkContent::Gpu(_)) => false,
-            _ => true,
-        }
+    /// Whether this transfer fits into a bundle with `count` others of `bytes` bytes, of which `first` is one.
+    fn joins(&self, first: &Self, bytes: u64, count: usize) -> bool {
+        bytes + self.request.len <= BUNDLE.0 && count < BUNDLE.1 && self.is_bundled_with(first)
     }
 
     /// Whether one thread may do both one after the other: they are of the same file and buffer, and neither waits for
