@@ -171,6 +171,8 @@ fn commands(dir: &Dir) -> Vec<(Vec<String>, i32)> {
     );
     add(0, &["bench", "load", weights, "-g", "emu", "--loads", "1"]);
     add(0, &["bench", "gather", "-d", "sim:mem:4M", "-g", "emu", "--batch", "48", "--batches", "2"]);
+    let pages = ["bench", "pages", "--memory", "host", "--by", "threads", "--size", "1M", "--page", "4K"];
+    add(0, &[&pages[..], &["--depth", "2", "--repeats", "1", "--time", "1ms"]].concat());
     add(0, &[&["bench", "target", "--size", "64K", "--io", "read"], &little[..]].concat());
     add(2, &["sim", "serve", "-d", "qtest:a,b", "--socket", &nowhere]);
     add(2, &["target", "--root", here, "--listen", "0.0.0.0:0"]);
