@@ -172,30 +172,25 @@ pub(super) struct Writes {
     under_way: AtomicU32,
     /// Whether the file is on a disk, or why this opening is never mapped.
     place: OnceLock<Result<bool, Unmapped>>,
-    mapping: RwLock<Option<Kept>>,
+    mapping: RwLock<Option<Arc<KeptMapping>>>,
     /// The time of the last write that set the file's, by the clock that the kernel uses for it.
     stamp: AtomicU64,
 }
 
-/// A mapping, and what it takes of the budget.
-struct Kept {
-    mapping: Arc<KeptMapping>,
-    /// More bytes than this are not mapped at once.
+/// A mapping, which [windows](WINDOW) of it have been populated, and what it takes of the budget.
+struct KeptMapping {
+    mapping: FileMapping,
+    populated: Vec<AtomicBool>,
+    /// A file with more bytes than this is mapped anew.
     allowed: u64,
     _share: TakenShare,
 }
 
-/// A mapping, and which [windows](WINDOW) of it have been populated.
-struct KeptMapping {
-    mapping: FileMapping,
-    populated: Vec<AtomicBool>,
-}
-
 impl KeptMapping {
-    fn new(file: &File, bytes: usize) -> onehop_os::Result<Self> {
+    fn new(file: &File, bytes: usize, (allowed, _share): (u64, TakenShare)) -> onehop_os::Result<Self> {
         let windows = bytes.div_ceil(WINDOW as usize);
         let populated = (0..windows).map(|_| AtomicBool::new(false)).collect();
-        Ok(Self { mapping: FileMapping::new(file, bytes)?, populated })
+        Ok(Self { mapping: FileMapping::new(file, bytes)?, populated, allowed, _share })
     }
 
     /// Populates the windows of a range that have no holes, once. Populating a hole would fill it.
@@ -327,13 +322,13 @@ impl Writes {
     /// The mapping, of at least `end` bytes.
     fn mapping(&self, file: &File, end: u64) -> Result<Arc<KeptMapping>, Unmapped> {
         let (size, allocated) = size_for(file, end)?;
-        let fits = |kept: &Kept| kept.mapping.mapping.len() as u64 >= end && allocated <= kept.allowed;
-        if let Some(kept) = read(&self.mapping).as_ref().filter(|kept| fits(kept)) {
-            return Ok(kept.mapping.clone());
+        let fits = |kept: &&Arc<KeptMapping>| kept.mapping.len() as u64 >= end && allocated <= kept.allowed;
+        if let Some(kept) = read(&self.mapping).as_ref().filter(fits) {
+            return Ok(kept.clone());
         }
         let mut kept = write(&self.mapping);
-        if let Some(kept) = kept.as_ref().filter(|kept| fits(kept)) {
-            return Ok(kept.mapping.clone());
+        if let Some(kept) = kept.as_ref().filter(fits) {
+            return Ok(kept.clone());
         }
         *kept = None;
         // The file may double: a new mapping has no pages yet.
@@ -341,11 +336,10 @@ impl Writes {
         let bytes = bytes.max(self.ways.growth);
         let allowed =
             allocated.saturating_add(allocated / 4).saturating_add(self.ways.growth).max(bytes / HOLES);
-        let _share = self.ways.budget.acquire(self.uid, allowed).ok_or(Unmapped::Budget)?;
+        let share = self.ways.budget.acquire(self.uid, allowed).ok_or(Unmapped::Budget)?;
         let bytes = usize::try_from(bytes.next_multiple_of(PAGE)).map_err(|_| Unmapped::Budget)?;
-        let mapping = KeptMapping::new(file, bytes).map(Arc::new).map_err(|_| Unmapped::Refused)?;
-        *kept = Some(Kept { mapping: mapping.clone(), allowed, _share });
-        Ok(mapping)
+        let mapping = KeptMapping::new(file, bytes, (allowed, share)).map_err(|_| Unmapped::Refused)?;
+        Ok(kept.insert(Arc::new(mapping)).clone())
     }
 
     /// Sets the file's times as `pwrite` would, where the clock has moved since they were set.
