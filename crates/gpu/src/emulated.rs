@@ -20,6 +20,7 @@ use crate::controllers::emulated::Controllers;
 use crate::controllers::{Hold, Serving};
 use crate::copier::{AtOnce, Copier};
 use crate::meeting::Meeting;
+use crate::pieces::{PieceCopier, PiecesAtOnce};
 use crate::region::{AddressSpace, DeviceBytes};
 use crate::space::{EmulatedThread, HeldSpace, Space};
 use crate::{
@@ -280,6 +281,10 @@ impl Gpu for Emulated {
 
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>> {
         Ok(Box::new(AtOnce::new(from.clone(), to.clone())))
+    }
+
+    fn piece_copier(&self) -> Result<Box<dyn PieceCopier>> {
+        Ok(Box::new(PiecesAtOnce))
     }
 
     fn peers(&self) -> Result<&dyn PeerMemory> {

@@ -24,6 +24,7 @@ mod jobs;
 mod meeting;
 mod peek;
 mod peers;
+mod pieces;
 mod region;
 mod relay;
 mod space;
@@ -36,6 +37,7 @@ pub use error::{Error, Result};
 pub use files::{GpuFile, GpuFiles};
 pub use jobs::{BlockJob, BlockKernels};
 pub use peers::{PeerMemory, SharedRegion};
+pub use pieces::{Piece, PieceCopier};
 use region::AddressSpace;
 pub use region::{Place, Region};
 pub use space::{EmulatedThread, HeldSpace};
@@ -169,6 +171,13 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When it reaches neither, or the GPU has no copy engine.
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>>;
+    /// A copier of pieces between any memories that its copies reach.
+    ///
+    /// # Errors
+    /// When the GPU has no copy engine.
+    fn piece_copier(&self) -> Result<Box<dyn PieceCopier>> {
+        Err(pieces::none(self.name()))
+    }
     /// Memory that it shares with other processes.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ use super::kernels::{self, KernelCall, Kernels};
 use super::launch::{LaunchHold, Launched, RunningLaunch, Used};
 use super::live::{MemoryHold, Touched};
 use super::memory::{self, DeviceKind, DeviceMemory};
+use super::pieces::CudaPieces;
 use super::resident::PersistentKernel;
 use super::rig::{self, RigCode};
 use super::stream::Stream;
@@ -32,7 +33,7 @@ use crate::region::AddressSpace;
 use crate::relay::Activity;
 use crate::{
     ArrayKernels, BlockKernels, Copier, Doorbells, Error, Gpu, GpuFiles, KernelJob, Launch, PeerMemory,
-    Place, Region, Resident, Result, Running, SharedRegion,
+    PieceCopier, Place, Region, Resident, Result, Running, SharedRegion,
 };
 
 /// All bytes of a memory of any length.
@@ -444,6 +445,10 @@ impl Gpu for CudaGpu {
         };
         self.0.context.check_copied(what, device)?;
         Ok(Box::new(CudaCopier::new(&self.0.context, from, to)?))
+    }
+
+    fn piece_copier(&self) -> Result<Box<dyn PieceCopier>> {
+        Ok(Box::new(CudaPieces::new(&self.0.context)?))
     }
 
     fn peers(&self) -> Result<&dyn PeerMemory> {

@@ -37,6 +37,7 @@ mod memory;
 mod module;
 mod nvml;
 mod peek;
+mod pieces;
 mod pointers;
 mod process_end;
 mod reclaim;

@@ -1,0 +1,361 @@
+//! Parts of the file that are registered with the GPU.
+//!
+//! Registered pages stay in memory, and the GPU goes on using them when somebody truncates the file, punches a hole into it or
+//! writes past the page cache: it would read old bytes, and what it writes would be lost. So nothing is registered without a
+//! lease of the file: the kernel makes programs that would open or truncate it wait until the lease is given back. A thread
+//! looks for them and gives it back as soon as the copies under way have ended.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+use onehop_gpu::{Gpu, Piece, PieceCopier, Place, Region};
+use onehop_os::page_cache::cached_bytes;
+use onehop_os::{FileLease, HostMem};
+use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, fstatfs, statx};
+
+use crate::staged::StagedPart;
+use crate::{Direction, Page, PagesOptions, Result, lock};
+
+/// Bytes that are registered at once.
+pub(crate) const WINDOW: u64 = 64 << 20;
+const PAGE: u64 = 4096;
+/// How often to look for programs that wait for the file.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long to wait before a lease is taken again, or a window registered that could not be.
+const PAUSE: Duration = Duration::from_millis(250);
+/// Longer than anything lives.
+const CLOSED: Duration = Duration::from_secs(1 << 32);
+/// Bits of a mode: to execute, or as another user. A write has to clear some of them.
+const EXECUTABLE: u16 = 0o6111;
+
+const NOT_CACHED: &str = "not all of its part of the file is in memory";
+const TAIL: &str = "the file grows, or it is its last page, which is not whole";
+
+/// See the module.
+pub(crate) struct Registrations {
+    file: Arc<File>,
+    gpu: Arc<dyn Gpu>,
+    options: PagesOptions,
+    window: u64,
+    leased: RwLock<Option<Leased>>,
+    /// When to try to take a lease.
+    next: Mutex<Instant>,
+    why: Mutex<Option<String>>,
+    copiers: Mutex<Vec<Box<dyn PieceCopier>>>,
+    itself: Weak<Registrations>,
+}
+
+/// A lease, and what is registered as long as it lasts.
+struct Leased {
+    windows: Mutex<Windows>,
+    lease: FileLease,
+}
+
+#[derive(Default)]
+struct Windows {
+    all: BTreeMap<u64, Window>,
+    /// Counts batches.
+    batch: u64,
+    bytes: u64,
+}
+
+/// A part of the file.
+struct Window {
+    /// None if it could not be registered when it was last tried.
+    memory: Option<Region>,
+    bytes: u64,
+    tried: Instant,
+    /// The last batch that used it.
+    used: u64,
+}
+
+impl Registrations {
+    /// With windows of so many bytes, whole pages.
+    pub(crate) fn new(file: Arc<File>, gpu: Arc<dyn Gpu>, options: PagesOptions, window: u64) -> Arc<Self> {
+        Arc::new_cyclic(|itself| Self {
+            file,
+            gpu,
+            options,
+            window,
+            leased: RwLock::default(),
+            next: Mutex::new(Instant::now()),
+            why: Mutex::default(),
+            copiers: Mutex::default(),
+            itself: itself.clone(),
+        })
+    }
+
+    /// Gives the lease back, and takes no other.
+    pub(crate) fn close(&self) {
+        *lock(&self.next) = Instant::now() + CLOSED;
+        *self.leased.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    pub(crate) fn why(&self) -> Option<String> {
+        lock(&self.why).clone()
+    }
+
+    fn note(&self, why: impl Into<String>) {
+        *lock(&self.why) = Some(why.into());
+    }
+
+    /// Moves what is registered, and returns the rest, and the bytes moved.
+    pub(crate) fn transfer(
+        &self,
+        direction: Direction,
+        memories: &[Region],
+        pages: &[Page],
+        size: u64,
+    ) -> Result<(Vec<StagedPart>, u64)> {
+        self.take_lease();
+        let leased = self.leased.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(leased) = leased.as_ref().filter(|leased| !leased.lease.is_wanted()) else {
+            return Ok((pages.iter().enumerate().map(|(number, page)| page.staged(number)).collect(), 0));
+        };
+        let mut batch =
+            Batch { direction, memories: memories.to_vec(), pieces: Vec::new(), staged: Vec::new() };
+        {
+            let mut windows = lock(&leased.windows);
+            windows.batch += 1;
+            let mut numbers = BTreeMap::new();
+            for (number, page) in pages.iter().enumerate().filter(|(_, page)| page.bytes > 0) {
+                self.divide(&mut windows, &mut batch, &mut numbers, (number, page), size);
+            }
+        }
+        let moved = batch.pieces.iter().map(|piece| piece.bytes as u64).sum();
+        self.copy(&batch)?;
+        Ok((batch.staged, moved))
+    }
+
+    fn copy(&self, batch: &Batch) -> Result<()> {
+        if batch.pieces.is_empty() {
+            return Ok(());
+        }
+        let idle = lock(&self.copiers).pop();
+        let mut copier = idle.map_or_else(|| self.gpu.piece_copier(), Ok)?;
+        // A copier that failed is dropped, and keeps what the GPU may still use.
+        copier.start(&batch.memories, &batch.pieces)?;
+        copier.wait()?;
+        lock(&self.copiers).push(copier);
+        Ok(())
+    }
+
+    /// Divides a page into parts of windows.
+    fn divide(
+        &self,
+        windows: &mut Windows,
+        batch: &mut Batch,
+        numbers: &mut BTreeMap<u64, usize>,
+        (number, page): (usize, &Page),
+        size: u64,
+    ) {
+        let (mut at, end) = (page.offset, page.offset + page.bytes as u64);
+        while at < end {
+            let name = at / self.window;
+            let until = end.min((name + 1) * self.window);
+            let (from, bytes) = ((at - page.offset) as usize, (until - at) as usize);
+            let memory = (page.memory.0, page.memory.1 + from);
+            match self.window(windows, name, until, size) {
+                Some(window) => {
+                    let file = *numbers.entry(name).or_insert_with(|| {
+                        batch.memories.push(window);
+                        batch.memories.len() - 1
+                    });
+                    batch.add((file, (at - name * self.window) as usize), memory, bytes);
+                }
+                None => batch.staged.push(StagedPart { page: number, offset: at, memory, bytes }),
+            }
+            at = until;
+        }
+    }
+
+    /// The memory of a window, of which the bytes up to `until` in the file are needed.
+    fn window(&self, windows: &mut Windows, name: u64, until: u64, size: u64) -> Option<Region> {
+        // The kernel keeps what is written behind the end of the last page to itself.
+        let whole = if self.options.writes { size / PAGE * PAGE } else { size.next_multiple_of(PAGE) };
+        if until > whole {
+            self.note(TAIL);
+            return None;
+        }
+        let start = name * self.window;
+        let bytes = (whole - start).min(self.window);
+        let batch = windows.batch;
+        if let Some(known) = windows.all.get_mut(&name) {
+            known.used = batch;
+            match &known.memory {
+                Some(memory) if start + known.bytes >= until => return Some(memory.clone()),
+                None if known.tried.elapsed() < PAUSE => return None,
+                _ => {}
+            }
+        }
+        windows.remove(name);
+        if !windows.make_room(bytes, self.options.registered) {
+            self.note(format!("no more than {} bytes may be registered at once", self.options.registered));
+            return None;
+        }
+        let memory = self.register(start..start + bytes);
+        let window = Window { memory: memory.clone(), bytes, tried: Instant::now(), used: batch };
+        windows.bytes += if memory.is_some() { bytes } else { 0 };
+        windows.all.insert(name, window);
+        memory
+    }
+
+    fn register(&self, range: Range<u64>) -> Option<Region> {
+        let bytes = range.end - range.start;
+        if cached_bytes(&self.file, range.start, bytes).ok() != Some(bytes) {
+            self.note(NOT_CACHED);
+            return None;
+        }
+        let mapped = HostMem::of_file_range(&self.file, range.start, bytes as usize, self.options.writes);
+        let adopted =
+            mapped.map_err(onehop_gpu::Error::from).and_then(|mem| self.gpu.adopt(Place::PinnedHost, mem));
+        adopted.map_err(|error| self.note(error.to_string())).ok()
+    }
+
+    /// Takes a lease if there is none, unless that was tried a moment ago.
+    fn take_lease(&self) {
+        let is_leased = || self.leased.read().unwrap_or_else(PoisonError::into_inner).is_some();
+        if is_leased() {
+            return;
+        }
+        {
+            let mut next = lock(&self.next);
+            if Instant::now() < *next {
+                return;
+            }
+            *next = Instant::now() + PAUSE;
+        }
+        if let Err(why) = self.suits() {
+            self.note(why);
+            return;
+        }
+        let mut leased = self.leased.write().unwrap_or_else(PoisonError::into_inner);
+        if leased.is_some() {
+            return;
+        }
+        match FileLease::take(&self.file) {
+            Ok(lease) => {
+                if self.watch() {
+                    *leased = Some(Leased { windows: Mutex::default(), lease });
+                }
+            }
+            Err(error) => self.note(match error.kind() {
+                std::io::ErrorKind::WouldBlock => "the file is open elsewhere".into(),
+                std::io::ErrorKind::PermissionDenied => "the file belongs to another user".into(),
+                _ => format!("the kernel gives no lease of the file: {error}"),
+            }),
+        }
+    }
+
+    /// Starts the thread that gives the lease back when another program waits for the file, and ends when it is given back.
+    fn watch(&self) -> bool {
+        let this = self.itself.clone();
+        let watch = move || {
+            loop {
+                std::thread::sleep(LOOK);
+                let Some(this) = this.upgrade() else { return };
+                let is_wanted = |leased: &Leased| leased.lease.is_wanted();
+                let read = this.leased.read().unwrap_or_else(PoisonError::into_inner);
+                match read.as_ref().map(is_wanted) {
+                    None => return,
+                    Some(false) => continue,
+                    Some(true) => {}
+                }
+                drop(read);
+                // Waits for copies.
+                let mut write = this.leased.write().unwrap_or_else(PoisonError::into_inner);
+                if write.as_ref().is_some_and(is_wanted) {
+                    *write = None;
+                    *lock(&this.next) = Instant::now() + PAUSE;
+                    this.note("another program has opened or truncated the file");
+                    return;
+                }
+            }
+        };
+        let started = std::thread::Builder::new().name("onehop lease".into()).spawn(watch);
+        started.map_err(|error| self.note(format!("no thread could be started: {error}"))).is_ok()
+    }
+
+    /// Whether the file's pages may be registered, or why not.
+    fn suits(&self) -> std::result::Result<(), String> {
+        const TMPFS: u64 = 0x0102_1994;
+        const EXT4: u64 = 0xef53;
+        const XFS: u64 = 0x5846_5342;
+        match fstatfs(&self.file).map_or(0, |fs| fs.f_type as u64) {
+            TMPFS => {}
+            EXT4 | XFS if !self.options.writes => {}
+            EXT4 | XFS => {
+                return Err(
+                    "the file is on a disk and opened for writing: the kernel lets nobody lock such pages"
+                        .into(),
+                );
+            }
+            _ => return Err("its file system is none of tmpfs, ext4 and XFS".into()),
+        }
+        if !self.options.writes {
+            return Ok(());
+        }
+        let stat =
+            statx(&*self.file, "", AtFlags::EMPTY_PATH, StatxFlags::MODE).map_err(|e| e.to_string())?;
+        if stat.stx_mode & EXECUTABLE != 0 {
+            return Err("the file is executable".into());
+        }
+        if stat.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
+            return Err("the file is immutable or append-only".into());
+        }
+        Ok(())
+    }
+}
+
+/// The copies of a batch, and the parts that the GPU cannot move by itself.
+struct Batch {
+    direction: Direction,
+    memories: Vec<Region>,
+    pieces: Vec<Piece>,
+    staged: Vec<StagedPart>,
+}
+
+impl Batch {
+    /// Adds a copy, or lengthens the last one.
+    fn add(&mut self, file: (usize, usize), memory: (usize, usize), bytes: usize) {
+        let (from, to) = match self.direction {
+            Direction::Read => (file, memory),
+            Direction::Write => (memory, file),
+        };
+        let follows = |end: (usize, usize), bytes, start| (end.0, end.1 + bytes) == start;
+        if let Some(last) = self.pieces.last_mut()
+            && follows(last.from, last.bytes, from)
+            && follows(last.to, last.bytes, to)
+        {
+            last.bytes += bytes;
+            return;
+        }
+        self.pieces.push(Piece { from, to, bytes });
+    }
+}
+
+impl Windows {
+    fn remove(&mut self, name: u64) {
+        if let Some(window) = self.all.remove(&name)
+            && window.memory.is_some()
+        {
+            self.bytes -= window.bytes;
+        }
+    }
+
+    /// Removes windows that were not used for the longest time, until there is room. Those of this batch stay.
+    fn make_room(&mut self, bytes: u64, most: u64) -> bool {
+        while self.bytes + bytes > most {
+            let registered = self.all.iter().filter(|(_, window)| window.memory.is_some());
+            let unused = registered.filter(|(_, window)| window.used < self.batch);
+            let Some(oldest) = unused.min_by_key(|(_, window)| window.used).map(|(name, _)| *name) else {
+                return false;
+            };
+            self.remove(oldest);
+        }
+        true
+    }
+}

@@ -1,0 +1,345 @@
+//! Pages that threads move between the file and pinned memory, and the copy engine between that and the GPU's.
+//!
+//! A batch is cut into chunks. The calling thread works through them, and helpers take some where there is more than one.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use onehop_gpu::{Gpu, Piece, PieceCopier, Place, Region};
+use onehop_os::HostMem;
+
+use crate::{Direction, PagesError, Result, lock};
+
+/// Pinned bytes of a thread, and the most of a chunk.
+const STAGE: usize = 1 << 20;
+/// The least of a chunk, if there are threads to share a batch with: waking one takes as long as copying this.
+const LEAST: usize = 128 << 10;
+/// The most threads for one file, the caller's among them.
+const MOST_THREADS: usize = 16;
+/// How long a batch may make no progress.
+const STALL: Duration = Duration::from_secs(120);
+
+/// A part of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct StagedPart {
+    /// The page's number in the list.
+    pub page: usize,
+    /// Where it lies in the file.
+    pub offset: u64,
+    /// The number of its memory, and the offset in it.
+    pub memory: (usize, usize),
+    pub bytes: usize,
+}
+
+/// Pinned memory, and a copier for it.
+struct Stage {
+    memory: Region,
+    host: HostMem,
+    copier: Box<dyn PieceCopier>,
+}
+
+struct StagedBatch {
+    direction: Direction,
+    memories: Vec<Region>,
+    parts: Vec<StagedPart>,
+    /// Parts of each chunk.
+    chunks: Vec<Range<usize>>,
+    next: AtomicUsize,
+    failed: AtomicBool,
+    end: Mutex<StagedEnd>,
+    ended: Condvar,
+}
+
+struct StagedEnd {
+    /// Chunks that have not ended.
+    left: usize,
+    error: Option<PagesError>,
+}
+
+/// The threads and the pinned memory of a file.
+pub(crate) struct Stages(Arc<StagesInner>);
+
+struct StagesInner {
+    file: Arc<File>,
+    gpu: Arc<dyn Gpu>,
+    threads: usize,
+    idle: Mutex<Vec<Stage>>,
+    work: Mutex<StagedWork>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct StagedWork {
+    batches: VecDeque<Arc<StagedBatch>>,
+    started: usize,
+    asleep: usize,
+    closed: bool,
+}
+
+impl Drop for Stages {
+    fn drop(&mut self) {
+        lock(&self.0.work).closed = true;
+        self.0.more.notify_all();
+    }
+}
+
+impl Stages {
+    pub(crate) fn new(file: Arc<File>, gpu: Arc<dyn Gpu>) -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+        Self(Arc::new(StagesInner {
+            file,
+            gpu,
+            threads,
+            idle: Mutex::default(),
+            work: Mutex::default(),
+            more: Condvar::new(),
+        }))
+    }
+
+    pub(crate) fn transfer(
+        &self,
+        direction: Direction,
+        memories: &[Region],
+        parts: Vec<StagedPart>,
+    ) -> Result<()> {
+        let (parts, chunks) = chunks(parts, self.0.threads);
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let left = chunks.len();
+        let batch = Arc::new(StagedBatch {
+            direction,
+            memories: memories.to_vec(),
+            parts,
+            chunks,
+            next: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            end: Mutex::new(StagedEnd { left, error: None }),
+            ended: Condvar::new(),
+        });
+        self.0.ask_for_help(&batch, left - 1);
+        self.0.work_on(&batch);
+        batch.wait()
+    }
+}
+
+/// Cuts parts into chunks for so many threads. No part is longer than a chunk.
+fn chunks(parts: Vec<StagedPart>, threads: usize) -> (Vec<StagedPart>, Vec<Range<usize>>) {
+    let all: usize = parts.iter().map(|part| part.bytes).sum();
+    let most = all.div_ceil(2 * threads).clamp(LEAST, STAGE);
+    let (mut cut, mut chunks) = (Vec::with_capacity(parts.len()), Vec::new());
+    let (mut first, mut bytes) = (0, 0);
+    for mut part in parts {
+        while part.bytes > 0 {
+            let now = part.bytes.min(most);
+            if bytes + now > most {
+                chunks.push(first..cut.len());
+                (first, bytes) = (cut.len(), 0);
+            }
+            cut.push(StagedPart { bytes: now, ..part });
+            bytes += now;
+            part.offset += now as u64;
+            part.memory.1 += now;
+            part.bytes -= now;
+        }
+    }
+    if first < cut.len() {
+        chunks.push(first..cut.len());
+    }
+    (cut, chunks)
+}
+
+impl StagesInner {
+    fn ask_for_help(self: &Arc<Self>, batch: &Arc<StagedBatch>, wanted: usize) {
+        let wanted = wanted.min(self.threads - 1);
+        if wanted == 0 {
+            return;
+        }
+        let mut work = lock(&self.work);
+        work.batches.push_back(batch.clone());
+        let missing = wanted.saturating_sub(work.asleep).min(self.threads - 1 - work.started);
+        for _ in 0..wanted.min(work.asleep) {
+            self.more.notify_one();
+        }
+        for _ in 0..missing {
+            let this = self.clone();
+            let help = move || this.help();
+            // If none can be started, the caller does it all.
+            if std::thread::Builder::new().name("onehop pages".into()).spawn(help).is_ok() {
+                work.started += 1;
+            }
+        }
+    }
+
+    /// A helper's loop, until the file is closed.
+    fn help(self: &Arc<Self>) {
+        let mut work = lock(&self.work);
+        loop {
+            while work.batches.front().is_some_and(|batch| batch.is_taken()) {
+                work.batches.pop_front();
+            }
+            if work.closed {
+                return;
+            }
+            if let Some(batch) = work.batches.front().cloned() {
+                drop(work);
+                self.work_on(&batch);
+                drop(batch);
+                work = lock(&self.work);
+                continue;
+            }
+            work.asleep += 1;
+            work = self.more.wait(work).unwrap_or_else(PoisonError::into_inner);
+            work.asleep -= 1;
+        }
+    }
+
+    fn work_on(&self, batch: &StagedBatch) {
+        let mut stage = None;
+        while let Some(chunk) = batch.take() {
+            let done = match batch.failed.load(Ordering::Acquire) {
+                true => Ok(()),
+                false => self.execute(batch, chunk, &mut stage),
+            };
+            batch.end(done);
+        }
+        lock(&self.idle).extend(stage);
+    }
+
+    fn stage(&self) -> Result<Stage> {
+        let idle = lock(&self.idle).pop();
+        if let Some(stage) = idle {
+            return Ok(stage);
+        }
+        let host = HostMem::touched(STAGE).map_err(onehop_gpu::Error::from)?;
+        let memory = self.gpu.adopt(Place::PinnedHost, host.clone())?;
+        Ok(Stage { memory, host, copier: self.gpu.piece_copier()? })
+    }
+
+    /// Moves a chunk. After a failure its stage is not used again: the GPU may still use it.
+    fn execute(&self, batch: &StagedBatch, chunk: Range<usize>, stage: &mut Option<Stage>) -> Result<()> {
+        let mut own = match stage.take() {
+            Some(stage) => stage,
+            None => self.stage()?,
+        };
+        let parts = &batch.parts[chunk];
+        match batch.direction {
+            Direction::Read => {
+                self.each_run(parts, |run, at, bytes| {
+                    let read = own.host.read_file(at, bytes, &self.file, run[0].offset);
+                    match read.map_err(plain) {
+                        Ok(read) if read == bytes => Ok(()),
+                        Ok(_) => Err((run[0].page, io::ErrorKind::UnexpectedEof.into())),
+                        Err(error) => Err((run[0].page, error)),
+                    }
+                })?;
+                own.copy(batch, parts)?;
+            }
+            Direction::Write => {
+                own.copy(batch, parts)?;
+                self.each_run(parts, |run, at, bytes| {
+                    let written = own.host.write_file(at, bytes, &self.file, run[0].offset);
+                    match written.map_err(plain) {
+                        Ok(written) if written == bytes => Ok(()),
+                        Ok(_) => Err((run[0].page, io::ErrorKind::StorageFull.into())),
+                        Err(error) => Err((run[0].page, error)),
+                    }
+                })?;
+            }
+        }
+        *stage = Some(own);
+        Ok(())
+    }
+
+    /// Calls `each` for parts that follow each other in the file, with their place in the stage and their bytes.
+    fn each_run(
+        &self,
+        parts: &[StagedPart],
+        mut each: impl FnMut(&[StagedPart], usize, usize) -> std::result::Result<(), (usize, io::Error)>,
+    ) -> Result<()> {
+        let mut at = 0;
+        let follows = |one: &StagedPart, next: &StagedPart| one.offset + one.bytes as u64 == next.offset;
+        for run in parts.chunk_by(follows) {
+            let bytes = run.iter().map(|part| part.bytes).sum();
+            each(run, at, bytes).map_err(|(page, source)| PagesError::Page { page, source })?;
+            at += bytes;
+        }
+        Ok(())
+    }
+}
+
+impl Stage {
+    /// Copies parts to the stage, packed, or from there.
+    fn copy(&mut self, batch: &StagedBatch, parts: &[StagedPart]) -> Result<()> {
+        let mut memories = vec![self.memory.clone()];
+        let (mut last, mut at) = (None, 0);
+        let mut pieces = Vec::with_capacity(parts.len());
+        for part in parts {
+            let ((number, offset), bytes) = (part.memory, part.bytes);
+            if last.replace(number) != Some(number) {
+                memories.push(batch.memories[number].clone());
+            }
+            let (stage, memory) = ((0, at), (memories.len() - 1, offset));
+            at += bytes;
+            pieces.push(match batch.direction {
+                Direction::Read => Piece { from: stage, to: memory, bytes },
+                Direction::Write => Piece { from: memory, to: stage, bytes },
+            });
+        }
+        self.copier.start(&memories, &pieces)?;
+        Ok(self.copier.wait()?)
+    }
+}
+
+impl StagedBatch {
+    /// The next chunk that no thread has taken.
+    fn take(&self) -> Option<Range<usize>> {
+        let next = self.next.fetch_add(1, Ordering::AcqRel);
+        self.chunks.get(next).cloned()
+    }
+
+    fn is_taken(&self) -> bool {
+        self.next.load(Ordering::Acquire) >= self.chunks.len()
+    }
+
+    fn end(&self, done: Result<()>) {
+        let mut end = lock(&self.end);
+        if let Err(error) = done {
+            self.failed.store(true, Ordering::Release);
+            end.error.get_or_insert(error);
+        }
+        end.left -= 1;
+        if end.left == 0 {
+            self.ended.notify_all();
+        }
+    }
+
+    /// Waits for the chunks that others work on.
+    fn wait(&self) -> Result<()> {
+        let mut end = lock(&self.end);
+        let (mut left, mut since) = (end.left, Instant::now());
+        while end.left > 0 {
+            end = self.ended.wait_timeout(end, STALL / 16).unwrap_or_else(PoisonError::into_inner).0;
+            if end.left != left {
+                (left, since) = (end.left, Instant::now());
+            } else if since.elapsed() >= STALL {
+                self.failed.store(true, Ordering::Release);
+                return Err(PagesError::Stalled(STALL));
+            }
+        }
+        end.error.take().map_or(Ok(()), Err)
+    }
+}
+
+/// The system's error.
+fn plain(error: onehop_os::Error) -> io::Error {
+    match error {
+        onehop_os::Error::System { source, .. } => source,
+        other => io::Error::other(other),
+    }
+}
