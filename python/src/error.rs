@@ -6,6 +6,7 @@ use pyo3::types::PyType;
 
 use onehop_load::Error as Load;
 use onehop_load::engine::calls::{CallError, GatherError};
+use onehop_pages::PagesError;
 use onehop_transfer::{Error as Transfer, ErrorKind};
 
 use crate::outcome::WhyNot;
@@ -49,6 +50,9 @@ pub(crate) enum Error {
     /// Rows of a table.
     #[error(transparent)]
     Rows(#[from] GatherError),
+    /// Pages of a file.
+    #[error("{}{why}", if file.is_empty() { String::new() } else { format!("{file}: ") })]
+    Pages { file: String, why: PagesError },
     /// The loading thread ended without a result.
     #[error("the loading thread ended early; this is a defect of onehop")]
     Lost,
@@ -86,6 +90,7 @@ impl Error {
             Self::Gpu(error) => gpu_kind(error),
             Self::Rows(GatherError::NoRow { .. }) => ExceptionKind::of("RowError"),
             Self::Rows(GatherError::Call(error)) => call_kind(error),
+            Self::Pages { file, why } => pages_kind(file, why),
             Self::Lost | Self::Thread(_) => ExceptionKind::of("OnehopError"),
         }
     }
@@ -103,6 +108,24 @@ fn call_kind(error: &CallError) -> ExceptionKind<'_> {
         CallError::Stalled(_) => "StalledError",
         _ => "DeviceError",
     })
+}
+
+fn pages_kind<'a>(file: &'a str, error: &'a PagesError) -> ExceptionKind<'a> {
+    use std::io::ErrorKind;
+    match error {
+        PagesError::File(source) => {
+            let class = match source.kind() {
+                ErrorKind::NotFound => "MissingFileError",
+                ErrorKind::PermissionDenied => "ForbiddenFileError",
+                _ => "FileError",
+            };
+            ExceptionKind { class, system: Some((source, file)) }
+        }
+        PagesError::ReadOnly => ExceptionKind::of("RequestError"),
+        PagesError::BadPage { .. } | PagesError::Page { .. } => ExceptionKind::of("PageError"),
+        PagesError::Gpu(error) => gpu_kind(error),
+        PagesError::Stalled(_) => ExceptionKind::of("StalledError"),
+    }
 }
 
 fn load_kind(error: &Load) -> ExceptionKind<'_> {
@@ -231,6 +254,10 @@ fn raise(py: Python<'_>, error: &Error, text: String) -> PyResult<PyErr> {
         }
         None => PyErr::from_type(class, text),
     };
+    if let Error::Pages { why: PagesError::BadPage { page, .. } | PagesError::Page { page, .. }, .. } = error
+    {
+        raised.value(py).setattr("page", page)?;
+    }
     // The routes that were tried, for programs.
     if let Error::Transfer(error) = error
         && let Transfer::NoRoute(tried) = &**error

@@ -1,6 +1,6 @@
 //! The native half of the Python package `onehop`. Users call `onehop/__init__.py`. Here are open model files
 //! ([`model`]), running loads ([`job`]), their tensors ([`tensor`]) and outcomes ([`outcome`]), and tables whose rows
-//! are gathered ([`table`]).
+//! are gathered ([`table`]), and files whose pages are moved ([`pages`]).
 
 mod borrowed;
 mod descriptors;
@@ -14,6 +14,7 @@ mod group;
 mod job;
 mod model;
 mod outcome;
+mod pages;
 mod pool;
 mod table;
 mod tensor;
@@ -32,6 +33,8 @@ mod _native {
     use super::model::Model;
     #[pymodule_export]
     use super::outcome::{GroupOutcome, Limit, Outcome, WhyNot};
+    #[pymodule_export]
+    use super::pages::PageFile;
     #[pymodule_export]
     use super::table::RowTable;
     #[pymodule_export]

@@ -124,6 +124,12 @@ impl Region {
         self
     }
 
+    /// Host memory for copies of the emulated GPU alone: its kernels have no address of it.
+    #[must_use]
+    pub fn of_host(mem: HostMem) -> Self {
+        Self::on_host(Place::Vram, GpuAddr(0), mem, Arc::new(()))
+    }
+
     pub(crate) fn on_device(addr: GpuAddr, len: usize, mem: Arc<dyn DeviceBytes>) -> Self {
         let (place, space) = (Place::Vram, AddressSpace::Model);
         Self { place, addr, space, len, backing: Backing::Device { mem, start: 0 } }

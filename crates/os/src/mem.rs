@@ -26,6 +26,8 @@ struct Mapping {
     writable: bool,
     /// The process that has it, if its children do not; otherwise 0.
     process: AtomicU32,
+    /// Whether other code has allocated it.
+    is_borrowed: bool,
 }
 
 // SAFETY: a Mapping is an address range that stays mapped until drop, and is not tied to a thread.
@@ -38,8 +40,8 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if is_of_parent(*self.process.get_mut()) {
-            // In a child the range is not mapped, or belongs to something else by now.
+        if self.is_borrowed || is_of_parent(*self.process.get_mut()) {
+            // In a child, memory of its parent is not mapped, or belongs to something else by now.
             return;
         }
         // SAFETY: base and len came from mmap, and no pointer into the range is left.
@@ -217,10 +219,31 @@ impl HostMem {
     }
 
     pub(crate) fn whole(base: *mut u8, len: usize, writable: bool) -> Result<Self> {
+        Self::at(base, len, writable, false)
+    }
+
+    fn at(base: *mut u8, len: usize, writable: bool, is_borrowed: bool) -> Result<Self> {
         let base = NonNull::new(base)
             .ok_or_else(|| Error::system("mmap", std::io::Error::other("mapped at address zero")))?;
-        let mapping = Arc::new(Mapping { base, len, writable, process: AtomicU32::new(0) });
+        let mapping = Arc::new(Mapping { base, len, writable, process: AtomicU32::new(0), is_borrowed });
         Ok(Self { mapping, offset: 0, len, _on_drop: None })
+    }
+
+    /// Memory that other code in this process has allocated. `owner` is dropped with the last clone of the result.
+    ///
+    /// # Errors
+    /// When the address is zero.
+    ///
+    /// # Safety
+    /// The bytes stay allocated, and writable if so told, until the owner is dropped. Code that uses them meanwhile does so at its
+    /// own risk: they are read and written as a device does.
+    pub unsafe fn borrow(
+        base: *mut u8,
+        len: usize,
+        writable: bool,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Self> {
+        Ok(Self::at(base, len, writable, true)?.on_last_drop(move || drop(owner)))
     }
 
     /// The same memory, and runs `release` when the last clone of the result is dropped. What it already runs
@@ -567,6 +590,21 @@ mod tests {
         let flags =
             maps.lines().skip_while(|line| !line.starts_with(&start)).find(|l| l.starts_with("VmFlags:"));
         assert!(flags.is_some_and(|flags| flags.split(' ').any(|flag| flag == "dc")), "{flags:?}");
+    }
+
+    #[test]
+    fn borrowed_memory_is_its_owners() {
+        let (mut bytes, owner) = (vec![1_u8; 100], Arc::new(()));
+        // SAFETY: the vector outlives the memory, and nobody uses it meanwhile.
+        let mem =
+            unsafe { HostMem::borrow(bytes.as_mut_ptr().wrapping_add(3), 90, true, owner.clone()) }.unwrap();
+        let part = mem.slice(1..80).unwrap();
+        drop(mem);
+        part.write(0, &[7; 79]).unwrap();
+        assert_eq!(Arc::strong_count(&owner), 2);
+        drop(part);
+        assert_eq!(Arc::strong_count(&owner), 1);
+        assert_eq!((bytes[3], &bytes[4..83], bytes[83]), (1, &[7; 79][..], 1));
     }
 
     #[test]

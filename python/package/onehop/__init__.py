@@ -29,6 +29,7 @@ from ._native import Outcome as Outcome
 from ._native import Tensor as Tensor
 from ._native import WhyNot as WhyNot
 from ._native import __version__ as __version__
+from ._pages import Pages as Pages
 from ._stream import Stream as Stream
 from ._stream import TorchMemory as _TorchMemory
 from ._stream import arena as _arena
@@ -51,6 +52,7 @@ __all__ = [
     "Model",
     "OnehopError",
     "Outcome",
+    "Pages",
     "Stream",
     "StreamOptions",
     "Table",

@@ -55,6 +55,12 @@ class RowError(OnehopError, IndexError):
     """A table has no such row."""
 
 
+class PageError(OnehopError, OSError):
+    """A page cannot be moved. page: its number in the list."""
+
+    page: int = 0
+
+
 class GroupError(OnehopError):
     """The processes of a group did not connect, loaded different things, or one of them ended early."""
 
