@@ -186,6 +186,15 @@ impl AnyGpu {
         }
     }
 
+    /// The same, shared.
+    #[must_use]
+    pub fn shared(&self) -> Arc<dyn Gpu> {
+        match self {
+            Self::Cuda(gpu) => Arc::new(gpu.clone()),
+            Self::Emulated(gpu) => Arc::new(gpu.gpu.clone()),
+        }
+    }
+
     /// The UUID.
     #[must_use]
     pub fn uuid(&self) -> [u8; 16] {

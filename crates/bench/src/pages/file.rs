@@ -46,6 +46,13 @@ impl PageFile {
         &self.path
     }
 
+    /// Opens it anew, and returns another handle of this opening.
+    pub(super) fn open_anew(&mut self, writes: bool) -> Result<File> {
+        let opened = File::options().read(true).write(writes).open(&self.path);
+        self.file = opened.map_err(|e| failed("opening", &self.path, e))?;
+        self.file.try_clone().map_err(|e| failed("opening", &self.path, e))
+    }
+
     pub(super) fn pages(&self, page: usize) -> usize {
         self.versions.len() * BLOCK / page
     }

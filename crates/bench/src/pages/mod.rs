@@ -1,10 +1,12 @@
-//! Pages between one file and memory, the traffic of KV caches: by a ring of a mount, and by plain threads beside it.
+//! Pages between one file and memory, the traffic of KV caches: by the library, by a ring of a mount, and by plain threads
+//! beside them.
 //!
 //! 1. [`PageFile::create`] makes the file, whose every word is known.
-//! 2. [`RingMover`] and [`ThreadMover`] move pages between it and a [`PageBuffer`].
+//! 2. [`LibraryMover`], [`RingMover`] and [`ThreadMover`] move pages between it and a [`PageBuffer`].
 //! 3. [`measure`] times rounds of pages at random places, and compares every byte outside of the measured time.
 
 mod file;
+mod library;
 mod ring;
 mod threads;
 
@@ -15,6 +17,7 @@ use onehop_os::HostMem;
 use serde::Serialize;
 
 pub use file::PageFile;
+pub use library::LibraryMover;
 pub use ring::RingMover;
 pub use threads::ThreadMover;
 
@@ -104,7 +107,7 @@ pub struct PagePlan {
 /// A measured row.
 #[derive(Clone, Debug, Serialize)]
 pub struct PageRow {
-    /// How pages were moved: `ring` or `threads`.
+    /// How pages were moved: `registered` or `staged` (both by the library), `ring` or `threads`.
     pub by: &'static str,
     /// `host` or `vram`.
     pub memory: &'static str,

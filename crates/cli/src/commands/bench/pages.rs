@@ -1,11 +1,14 @@
-//! `onehop bench pages`: pages between one file and host or GPU memory, by rings of a mount and by plain threads.
+//! `onehop bench pages`: pages between one file and host or GPU memory, by the library, by rings of a mount and by plain
+//! threads.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_bench::pages::{PageFile, PageMover, PagePlan, PageRow, RingMover, ThreadMover, measure};
+use onehop_bench::pages::{
+    LibraryMover, PageFile, PageMover, PagePlan, PageRow, RingMover, ThreadMover, measure,
+};
 use onehop_bench::results::{Machine, RateLimit};
 use onehop_gpu::Place;
 use onehop_usrbio::gpu::{AnyGpu, GpuChoice, Gpus};
@@ -18,14 +21,15 @@ use crate::progress::TransientBar;
 use crate::report::{Report, ReportText};
 use crate::units;
 
-/// Measure pages between one file and memory, as KV caches move them, by rings of a mount and by plain threads
+/// Measure pages between one file and memory, as KV caches move them, by the library, by rings of a mount and by plain threads
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop bench pages\n  onehop bench pages --root /dev/shm --size 4G -g 0 --json\n  onehop bench pages \
                   --memory vram --page 4K,64K --io write --depth 32\n\nA file of --size bytes is created in a folder below --root \
                   and removed afterwards. `onehop mount` serves that folder in a process of its own. Pages are at random places. Each \
-                  round moves many; every byte of every page is compared outside of the measured time. The threads beside \
-                  the ring each call pread or pwrite, and copy pages to or from GPU memory by a stream of their own."
+                  round moves many; every byte of every page is compared outside of the measured time. The library \
+                  moves batches of as many pages as are in flight; its rows are called registered or staged, as its pages were moved. \
+                  The threads each call pread or pwrite, and copy pages to or from GPU memory by a stream of their own."
 )]
 pub(crate) struct Args {
     /// The folder in which the file is created [default: /dev/shm]
@@ -41,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "host,vram")]
     memory: Vec<PageMemory>,
     /// How pages are moved
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "ring,threads")]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "library,ring,threads")]
     by: Vec<PageWay>,
     /// Directions: read (from the file), write
     #[arg(long, value_enum, value_delimiter = ',', default_value = "read,write")]
@@ -75,6 +79,8 @@ enum PageMemory {
 /// How pages are moved.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum PageWay {
+    /// By the library, `onehop.Pages`, which is for GPU memory
+    Library,
     /// By rings of `onehop mount`
     Ring,
     /// By threads with system calls
@@ -263,9 +269,16 @@ fn rows(
     for memory in &args.memory {
         let gpu = gpu.filter(|_| *memory == PageMemory::Vram);
         for page in args.page.iter().map(|page| *page as usize) {
-            for way in &args.by {
-                let mut mover: Box<dyn PageMover> = match (way, mount) {
-                    (PageWay::Ring, Some(mount)) => {
+            let of_memory = |way: &&PageWay| **way != PageWay::Library || gpu.is_some();
+            for (way, io) in
+                args.by.iter().filter(of_memory).flat_map(|way| args.io.iter().map(move |io| (way, io)))
+            {
+                let writes = *io == PageIo::Write;
+                let mut mover: Box<dyn PageMover> = match (way, mount, gpu) {
+                    (PageWay::Library, _, Some(gpu)) => {
+                        Box::new(LibraryMover::new(file, gpu.shared(), bytes, writes)?)
+                    }
+                    (PageWay::Ring, Some(mount), _) => {
                         let (point, daemon) = (folder.point(), mount.0.id());
                         let file = point.join("pages");
                         Box::new(RingMover::new(&point, &file, gpu, bytes, deepest, daemon)?)
@@ -276,16 +289,9 @@ fn rows(
                         Box::new(ThreadMover::new(file.path(), gpu, bytes, page, threads)?)
                     }
                 };
-                for (io, depth) in
-                    args.io.iter().flat_map(|io| args.depth.iter().map(move |depth| (io, *depth)))
-                {
-                    let plan = PagePlan {
-                        page,
-                        depth: depth as usize,
-                        writes: *io == PageIo::Write,
-                        time: args.time,
-                        repeats: args.repeats,
-                    };
+                for depth in args.depth.iter().map(|depth| *depth as usize) {
+                    let (time, repeats) = (args.time, args.repeats);
+                    let plan = PagePlan { page, depth, writes, time, repeats };
                     rows.push(measure(&mut *mover, file, &plan, &|| context.stop.check().is_err())?);
                     bar.add(1);
                 }
@@ -310,13 +316,13 @@ fn text(document: &PagesDocument) -> ReportText {
     }
     text.line("");
     text.line(format!(
-        "{:>6} {:>6} {:>6} {:>6} {:>8} {:>8} {:>10} {:>10} {:>9}",
+        "{:>6} {:>6} {:>6} {:>6} {:>10} {:>8} {:>10} {:>10} {:>9}",
         "page", "memory", "io", "depth", "by", "GB/s", "median µs", "99 % µs", "CPU s/GB"
     ));
     for row in &d.rows {
         let micros = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.1}"));
         text.line(format!(
-            "{:>6} {:>6} {:>6} {:>6} {:>8} {:>8.2} {:>10} {:>10} {:>9.3}",
+            "{:>6} {:>6} {:>6} {:>6} {:>10} {:>8.2} {:>10} {:>10} {:>9.3}",
             units::bytes(row.page as u64).replace(" KiB", "K").replace(" MiB", "M"),
             row.memory,
             row.io,
