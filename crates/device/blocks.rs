@@ -7,12 +7,14 @@
 //! | `onehop_samples_spectrum` | `Spectrum`, by value | `THREADS` | `Spectrum::local_words` |
 //! | `onehop_samples_check` | `Check`, by value | `THREADS` | `LOCAL_WORDS` |
 //! | `onehop_crc32c` | `Sum`, by value | `THREADS` | `crc32c::LOCAL_WORDS` |
+//! | `onehop_ranges` | `RangeList`, by value | `THREADS` | none |
 #![no_std]
 #![feature(abi_ptx, asm_experimental_arch, stdarch_nvptx)]
 
 use core::arch::{asm, global_asm, nvptx};
 
 use onehop_block::crc32c::{self, Sum};
+use onehop_block::ranges::{self, RangeList};
 use onehop_proto::GpuAddr;
 use onehop_radio::kernel::{self, Block, Check, Convert, Spectrum, THREADS};
 
@@ -100,6 +102,12 @@ impl Block for Here {
     }
 
     #[inline(always)]
+    fn settle(&self) {
+        // SAFETY: waits.
+        unsafe { asm!("membar.sys;", options(nostack)) };
+    }
+
+    #[inline(always)]
     fn local(&self, index: u32) -> u32 {
         let value: u32;
         // SAFETY: within the shared memory that the launch asked for.
@@ -149,4 +157,12 @@ pub unsafe extern "ptx-kernel" fn onehop_samples_check(job: Check) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_crc32c(job: Sum) {
     crc32c::sum(&Here, &job);
+}
+
+/// # Safety
+/// Blocks of `THREADS` threads; all that the list names is there.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn onehop_ranges(job: RangeList) {
+    ranges::copy(&Here, &job);
 }

@@ -328,6 +328,9 @@ mod tests {
         fn store_four(&self, _: GpuAddr, _: [u32; 4]) {
             unreachable!("sums store single words")
         }
+        fn settle(&self) {
+            unreachable!("sums wait for no stores")
+        }
         fn local(&self, index: u32) -> u32 {
             self.local[index as usize].get()
         }

@@ -2,7 +2,8 @@
 //! the device crate wraps them into kernel entries. Their arguments are plain words of the same layout on both sides,
 //! passed by value.
 //!
-//! This crate has the trait, and [`crc32c`], the checksum of data in GPU memory. To sum a range:
+//! This crate has the trait, [`ranges`], which copies many ranges, and [`crc32c`], the checksum of data in GPU memory. To sum a
+//! range:
 //!
 //! 1. [`crc32c::tables`] writes the tables, once per GPU.
 //! 2. [`crc32c::GpuRange::job`] makes the kernel's arguments.
@@ -26,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 pub mod crc32c;
+pub mod ranges;
 
 use onehop_proto::GpuAddr;
 
@@ -53,6 +55,8 @@ pub trait Block {
     fn store(&self, at: GpuAddr, value: u32);
     /// Writes four words, at an address that is a multiple of 16.
     fn store_four(&self, at: GpuAddr, words: [u32; 4]);
+    /// Waits until what this thread has stored has reached its memory.
+    fn settle(&self);
     /// Reads a word of local memory.
     fn local(&self, index: u32) -> u32;
     /// Writes a word of local memory.

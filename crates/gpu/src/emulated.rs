@@ -20,7 +20,7 @@ use crate::controllers::emulated::Controllers;
 use crate::controllers::{Hold, Serving};
 use crate::copier::{AtOnce, Copier};
 use crate::meeting::Meeting;
-use crate::pieces::{PieceCopier, PiecesAtOnce};
+use crate::ranges::{RangeCopier, RangesAtOnce};
 use crate::region::{AddressSpace, DeviceBytes};
 use crate::space::{EmulatedThread, HeldSpace, Space};
 use crate::{
@@ -119,6 +119,11 @@ impl Emulated {
     fn with(mem: HostMem, exporter: Option<Arc<Udmabuf>>) -> Self {
         let heap = Arc::new(Mutex::new(Heap::new(0, mem.len())));
         Self { vram: Some(Vram { mem, heap, exporter }), ..Self::new() }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn space(&self) -> &Arc<Space> {
+        &self.space
     }
 
     /// Keeps other threads from its table of memory as long as the result lives. A thread that forks needs this, or a lock that
@@ -283,8 +288,8 @@ impl Gpu for Emulated {
         Ok(Box::new(AtOnce::new(from.clone(), to.clone())))
     }
 
-    fn piece_copier(&self) -> Result<Box<dyn PieceCopier>> {
-        Ok(Box::new(PiecesAtOnce))
+    fn range_copier(&self, _kernel_below: usize) -> Result<Box<dyn RangeCopier>> {
+        Ok(Box::new(RangesAtOnce))
     }
 
     fn peers(&self) -> Result<&dyn PeerMemory> {

@@ -24,7 +24,7 @@ mod jobs;
 mod meeting;
 mod peek;
 mod peers;
-mod pieces;
+mod ranges;
 mod region;
 mod relay;
 mod space;
@@ -37,7 +37,7 @@ pub use error::{Error, Result};
 pub use files::{GpuFile, GpuFiles};
 pub use jobs::{BlockJob, BlockKernels};
 pub use peers::{PeerMemory, SharedRegion};
-pub use pieces::{Piece, PieceCopier};
+pub use ranges::{CopyRange, RangeCopier};
 use region::AddressSpace;
 pub use region::{Place, Region};
 pub use space::{EmulatedThread, HeldSpace};
@@ -171,12 +171,15 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When it reaches neither, or the GPU has no copy engine.
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>>;
-    /// A copier of pieces between any memories that its copies reach.
+    /// A copier of ranges between any memories that its copies reach. Ranges of fewer than `kernel_below` bytes are copied by a
+    /// kernel of a few warps where it can: to and from host memory the copy engine is slow with short ranges, and with small
+    /// pages. The kernel has to find room on the GPU beside others, which the copy engine does not.
     ///
     /// # Errors
     /// When the GPU has no copy engine.
-    fn piece_copier(&self) -> Result<Box<dyn PieceCopier>> {
-        Err(pieces::none(self.name()))
+    fn range_copier(&self, kernel_below: usize) -> Result<Box<dyn RangeCopier>> {
+        let _ = kernel_below;
+        Err(ranges::none(self.name()))
     }
     /// Memory that it shares with other processes.
     ///

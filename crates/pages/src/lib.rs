@@ -127,6 +127,12 @@ impl Pages {
         })
     }
 
+    /// Registers all of the file that may be, and returns how many bytes are. Without this, a part of the file is registered in the
+    /// background when its first page is moved, and its pages are staged until then.
+    pub fn register(&self) -> u64 {
+        self.registrations.register_all()
+    }
+
     /// Reads pages into these memories. The call returns when all of them are there.
     ///
     /// # Errors

@@ -5,13 +5,12 @@
 //! lease of the file: the kernel makes programs that would open or truncate it wait until the lease is given back. A thread
 //! looks for them and gives it back as soon as the copies under way have ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use onehop_gpu::{Gpu, Piece, PieceCopier, Place, Region};
+use onehop_gpu::{CopyRange, Gpu, Place, RangeCopier, Region};
 use onehop_os::page_cache::cached_bytes;
 use onehop_os::{FileLease, HostMem};
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, fstatfs, statx};
@@ -26,10 +25,20 @@ const PAGE: u64 = 4096;
 const LOOK: Duration = Duration::from_millis(10);
 /// How long to wait before a lease is taken again, or a window registered that could not be.
 const PAUSE: Duration = Duration::from_millis(250);
+/// How long a window must have been unused before it makes room for another: registering one takes as long as moving thousands
+/// of its pages by threads.
+const UNUSED: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 2000 });
+/// Threads that register windows: most of the time is the kernel's, which maps page after page.
+const THREADS: usize = 4;
+/// How long a program may wait for all of a file to be registered.
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Longer than anything lives.
 const CLOSED: Duration = Duration::from_secs(1 << 32);
 /// Bits of a mode: to execute, or as another user. A write has to clear some of them.
 const EXECUTABLE: u16 = 0o6111;
+
+/// Bytes of ranges that the copy engine copies as fast as a kernel does.
+const KERNEL_BELOW: usize = 1 << 20;
 
 const NOT_CACHED: &str = "not all of its part of the file is in memory";
 const TAIL: &str = "the file grows, or it is its last page, which is not whole";
@@ -44,8 +53,18 @@ pub(crate) struct Registrations {
     /// When to try to take a lease.
     next: Mutex<Instant>,
     why: Mutex<Option<String>>,
-    copiers: Mutex<Vec<Box<dyn PieceCopier>>>,
+    copiers: Mutex<Vec<Box<dyn RangeCopier>>>,
+    wanted: Mutex<Wanted>,
+    /// Nothing is wanted any more.
+    done: Condvar,
     itself: Weak<Registrations>,
+}
+
+/// Windows to be registered, by threads that end when there are none.
+#[derive(Default)]
+struct Wanted {
+    names: VecDeque<u64>,
+    threads: usize,
 }
 
 /// A lease, and what is registered as long as it lasts.
@@ -57,19 +76,20 @@ struct Leased {
 #[derive(Default)]
 struct Windows {
     all: BTreeMap<u64, Window>,
-    /// Counts batches.
-    batch: u64,
+    /// Bytes that are registered, or about to be.
     bytes: u64,
 }
 
 /// A part of the file.
 struct Window {
-    /// None if it could not be registered when it was last tried.
     memory: Option<Region>,
+    /// Registered bytes.
     bytes: u64,
-    tried: Instant,
-    /// The last batch that used it.
-    used: u64,
+    /// Whether a thread is to register it.
+    is_wanted: bool,
+    /// When it may be tried again.
+    retry: Instant,
+    used: Instant,
 }
 
 impl Registrations {
@@ -84,6 +104,8 @@ impl Registrations {
             next: Mutex::new(Instant::now()),
             why: Mutex::default(),
             copiers: Mutex::default(),
+            wanted: Mutex::default(),
+            done: Condvar::new(),
             itself: itself.clone(),
         })
     }
@@ -116,28 +138,27 @@ impl Registrations {
             return Ok((pages.iter().enumerate().map(|(number, page)| page.staged(number)).collect(), 0));
         };
         let mut batch =
-            Batch { direction, memories: memories.to_vec(), pieces: Vec::new(), staged: Vec::new() };
+            Batch { direction, memories: memories.to_vec(), ranges: Vec::new(), staged: Vec::new() };
         {
             let mut windows = lock(&leased.windows);
-            windows.batch += 1;
             let mut numbers = BTreeMap::new();
             for (number, page) in pages.iter().enumerate().filter(|(_, page)| page.bytes > 0) {
                 self.divide(&mut windows, &mut batch, &mut numbers, (number, page), size);
             }
         }
-        let moved = batch.pieces.iter().map(|piece| piece.bytes as u64).sum();
+        let moved = batch.ranges.iter().map(|range| range.bytes as u64).sum();
         self.copy(&batch)?;
         Ok((batch.staged, moved))
     }
 
     fn copy(&self, batch: &Batch) -> Result<()> {
-        if batch.pieces.is_empty() {
+        if batch.ranges.is_empty() {
             return Ok(());
         }
         let idle = lock(&self.copiers).pop();
-        let mut copier = idle.map_or_else(|| self.gpu.piece_copier(), Ok)?;
+        let mut copier = idle.map_or_else(|| self.gpu.range_copier(KERNEL_BELOW), Ok)?;
         // A copier that failed is dropped, and keeps what the GPU may still use.
-        copier.start(&batch.memories, &batch.pieces)?;
+        copier.start(&batch.memories, &batch.ranges)?;
         copier.wait()?;
         lock(&self.copiers).push(copier);
         Ok(())
@@ -172,47 +193,149 @@ impl Registrations {
         }
     }
 
-    /// The memory of a window, of which the bytes up to `until` in the file are needed.
+    /// The memory of a window, of which the bytes up to `until` in the file are needed. If it is not registered, that is begun.
     fn window(&self, windows: &mut Windows, name: u64, until: u64, size: u64) -> Option<Region> {
-        // The kernel keeps what is written behind the end of the last page to itself.
-        let whole = if self.options.writes { size / PAGE * PAGE } else { size.next_multiple_of(PAGE) };
-        if until > whole {
+        if until > self.whole(size) {
             self.note(TAIL);
             return None;
         }
-        let start = name * self.window;
-        let bytes = (whole - start).min(self.window);
-        let batch = windows.batch;
-        if let Some(known) = windows.all.get_mut(&name) {
-            known.used = batch;
-            match &known.memory {
-                Some(memory) if start + known.bytes >= until => return Some(memory.clone()),
-                None if known.tried.elapsed() < PAUSE => return None,
-                _ => {}
-            }
+        let now = Instant::now();
+        let window = windows.all.entry(name).or_insert_with(|| Window::new(now));
+        window.used = now;
+        if let Some(memory) = window.memory.as_ref().filter(|_| name * self.window + window.bytes >= until) {
+            return Some(memory.clone());
         }
-        windows.remove(name);
-        if !windows.make_room(bytes, self.options.registered) {
-            self.note(format!("no more than {} bytes may be registered at once", self.options.registered));
-            return None;
+        if window.is_wanted {
+            self.note("its part of the file is being registered");
+        } else if now >= window.retry {
+            window.is_wanted = true;
+            self.note("its part of the file is being registered");
+            self.want([name]);
         }
-        let memory = self.register(start..start + bytes);
-        let window = Window { memory: memory.clone(), bytes, tried: Instant::now(), used: batch };
-        windows.bytes += if memory.is_some() { bytes } else { 0 };
-        windows.all.insert(name, window);
-        memory
+        None
     }
 
-    fn register(&self, range: Range<u64>) -> Option<Region> {
-        let bytes = range.end - range.start;
-        if cached_bytes(&self.file, range.start, bytes).ok() != Some(bytes) {
-            self.note(NOT_CACHED);
-            return None;
+    /// Bytes of the file from its start on that may be registered: the kernel does not store what is written behind the end of
+    /// the last page.
+    fn whole(&self, size: u64) -> u64 {
+        if self.options.writes { size / PAGE * PAGE } else { size.next_multiple_of(PAGE) }
+    }
+
+    fn want(&self, names: impl IntoIterator<Item = u64>) {
+        let mut wanted = lock(&self.wanted);
+        wanted.names.extend(names);
+        while wanted.threads < THREADS.min(wanted.names.len()) {
+            let this = self.itself.clone();
+            let register = move || {
+                if let Some(this) = this.upgrade() {
+                    this.register_wanted();
+                }
+            };
+            if let Err(error) = std::thread::Builder::new().name("onehop register".into()).spawn(register) {
+                self.note(format!("no thread could be started: {error}"));
+                if wanted.threads == 0 {
+                    wanted.names.clear();
+                    self.done.notify_all();
+                }
+                return;
+            }
+            wanted.threads += 1;
         }
-        let mapped = HostMem::of_file_range(&self.file, range.start, bytes as usize, self.options.writes);
-        let adopted =
-            mapped.map_err(onehop_gpu::Error::from).and_then(|mem| self.gpu.adopt(Place::PinnedHost, mem));
+    }
+
+    fn register_wanted(&self) {
+        loop {
+            let mut wanted = lock(&self.wanted);
+            let Some(name) = wanted.names.pop_front() else {
+                wanted.threads -= 1;
+                if wanted.threads == 0 {
+                    self.done.notify_all();
+                }
+                return;
+            };
+            drop(wanted);
+            let leased = self.leased.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(leased) = leased.as_ref().filter(|leased| !leased.lease.is_wanted()) {
+                self.register(&leased.windows, name);
+            }
+        }
+    }
+
+    fn register(&self, windows: &Mutex<Windows>, name: u64) {
+        let size = self.file.metadata().map_or(0, |found| found.len());
+        let start = name * self.window;
+        let bytes = self.whole(size).saturating_sub(start).min(self.window);
+        let has_room = self.is_cached(start, bytes) && {
+            let mut windows = lock(windows);
+            windows.remove(name);
+            let has_room = windows.make_room(bytes, self.options.registered);
+            windows.bytes += if has_room { bytes } else { 0 };
+            if !has_room {
+                self.note(format!(
+                    "no more than {} bytes may be registered at once",
+                    self.options.registered
+                ));
+            }
+            has_room
+        };
+        if !has_room {
+            // An older, shorter registration remains.
+            lock(windows).put_off(name);
+            return;
+        }
+        let memory = self.adopt(start, bytes);
+        let mut windows = lock(windows);
+        match memory {
+            Some(memory) => windows.insert(name, memory, bytes),
+            None => {
+                windows.bytes -= bytes;
+                windows.put_off(name);
+            }
+        }
+    }
+
+    fn is_cached(&self, start: u64, bytes: u64) -> bool {
+        let is_cached = bytes > 0 && cached_bytes(&self.file, start, bytes).ok() == Some(bytes);
+        if !is_cached {
+            self.note(NOT_CACHED);
+        }
+        is_cached
+    }
+
+    fn adopt(&self, start: u64, bytes: u64) -> Option<Region> {
+        let mapped = HostMem::of_file_range(&self.file, start, bytes as usize, self.options.writes);
+        let adopted = mapped.map_err(onehop_gpu::Error::from).and_then(|mem| {
+            mem.populate();
+            self.gpu.adopt(Place::PinnedHost, mem)
+        });
         adopted.map_err(|error| self.note(error.to_string())).ok()
+    }
+
+    /// Registers all that may be, and returns how many bytes that is.
+    pub(crate) fn register_all(&self) -> u64 {
+        self.take_lease();
+        let size = self.file.metadata().map_or(0, |found| found.len());
+        if let Some(leased) = &*self.leased.read().unwrap_or_else(PoisonError::into_inner) {
+            let (mut windows, now) = (lock(&leased.windows), Instant::now());
+            let names = 0..self.whole(size).min(self.options.registered).div_ceil(self.window);
+            let missing = names.filter(|name| {
+                let window = windows.all.entry(*name).or_insert_with(|| Window::new(now));
+                let is_missing = window.memory.is_none() && !window.is_wanted;
+                window.is_wanted |= is_missing;
+                is_missing
+            });
+            let missing: Vec<u64> = missing.collect();
+            drop(windows);
+            self.want(missing);
+        }
+        let end = Instant::now() + REGISTER_TIMEOUT;
+        let mut wanted = lock(&self.wanted);
+        while (wanted.threads > 0 || !wanted.names.is_empty()) && Instant::now() < end {
+            wanted = self.done.wait_timeout(wanted, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(wanted);
+        let leased = self.leased.read().unwrap_or_else(PoisonError::into_inner);
+        leased.as_ref().map_or(0, |leased| lock(&leased.windows).bytes)
     }
 
     /// Takes a lease if there is none, unless that was tried a moment ago.
@@ -314,7 +437,7 @@ impl Registrations {
 struct Batch {
     direction: Direction,
     memories: Vec<Region>,
-    pieces: Vec<Piece>,
+    ranges: Vec<CopyRange>,
     staged: Vec<StagedPart>,
 }
 
@@ -326,31 +449,49 @@ impl Batch {
             Direction::Write => (memory, file),
         };
         let follows = |end: (usize, usize), bytes, start| (end.0, end.1 + bytes) == start;
-        if let Some(last) = self.pieces.last_mut()
+        if let Some(last) = self.ranges.last_mut()
             && follows(last.from, last.bytes, from)
             && follows(last.to, last.bytes, to)
         {
             last.bytes += bytes;
             return;
         }
-        self.pieces.push(Piece { from, to, bytes });
+        self.ranges.push(CopyRange { from, to, bytes });
+    }
+}
+
+impl Window {
+    fn new(now: Instant) -> Self {
+        Self { memory: None, bytes: 0, is_wanted: false, retry: now, used: now }
     }
 }
 
 impl Windows {
     fn remove(&mut self, name: u64) {
-        if let Some(window) = self.all.remove(&name)
-            && window.memory.is_some()
+        if let Some(window) = self.all.get_mut(&name)
+            && window.memory.take().is_some()
         {
             self.bytes -= window.bytes;
         }
     }
 
-    /// Removes windows that were not used for the longest time, until there is room. Those of this batch stay.
+    fn insert(&mut self, name: u64, memory: Region, bytes: u64) {
+        let window = self.all.entry(name).or_insert_with(|| Window::new(Instant::now()));
+        (window.memory, window.bytes, window.is_wanted) = (Some(memory), bytes, false);
+    }
+
+    /// It could not be registered.
+    fn put_off(&mut self, name: u64) {
+        let now = Instant::now();
+        let window = self.all.entry(name).or_insert_with(|| Window::new(now));
+        (window.is_wanted, window.retry) = (false, now + PAUSE);
+    }
+
+    /// Removes windows that have not been used for a while, the longest unused first, until there is room.
     fn make_room(&mut self, bytes: u64, most: u64) -> bool {
         while self.bytes + bytes > most {
             let registered = self.all.iter().filter(|(_, window)| window.memory.is_some());
-            let unused = registered.filter(|(_, window)| window.used < self.batch);
+            let unused = registered.filter(|(_, window)| window.used.elapsed() >= UNUSED);
             let Some(oldest) = unused.min_by_key(|(_, window)| window.used).map(|(name, _)| *name) else {
                 return false;
             };

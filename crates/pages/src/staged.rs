@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use onehop_gpu::{Gpu, Piece, PieceCopier, Place, Region};
+use onehop_gpu::{CopyRange, Gpu, Place, RangeCopier, Region};
 use onehop_os::HostMem;
 
 use crate::{Direction, PagesError, Result, lock};
@@ -19,6 +19,8 @@ use crate::{Direction, PagesError, Result, lock};
 const STAGE: usize = 1 << 20;
 /// The least of a chunk, if there are threads to share a batch with: waking one takes as long as copying this.
 const LEAST: usize = 128 << 10;
+/// Bytes of ranges that the copy engine copies as fast as a kernel does.
+const KERNEL_BELOW: usize = 32 << 10;
 /// The most threads for one file, the caller's among them.
 const MOST_THREADS: usize = 16;
 /// How long a batch may make no progress.
@@ -40,7 +42,7 @@ pub(crate) struct StagedPart {
 struct Stage {
     memory: Region,
     host: HostMem,
-    copier: Box<dyn PieceCopier>,
+    copier: Box<dyn RangeCopier>,
 }
 
 struct StagedBatch {
@@ -218,7 +220,7 @@ impl StagesInner {
         }
         let host = HostMem::touched(STAGE).map_err(onehop_gpu::Error::from)?;
         let memory = self.gpu.adopt(Place::PinnedHost, host.clone())?;
-        Ok(Stage { memory, host, copier: self.gpu.piece_copier()? })
+        Ok(Stage { memory, host, copier: self.gpu.range_copier(KERNEL_BELOW)? })
     }
 
     /// Moves a chunk. After a failure its stage is not used again: the GPU may still use it.
@@ -278,7 +280,7 @@ impl Stage {
     fn copy(&mut self, batch: &StagedBatch, parts: &[StagedPart]) -> Result<()> {
         let mut memories = vec![self.memory.clone()];
         let (mut last, mut at) = (None, 0);
-        let mut pieces = Vec::with_capacity(parts.len());
+        let mut ranges = Vec::with_capacity(parts.len());
         for part in parts {
             let ((number, offset), bytes) = (part.memory, part.bytes);
             if last.replace(number) != Some(number) {
@@ -286,12 +288,12 @@ impl Stage {
             }
             let (stage, memory) = ((0, at), (memories.len() - 1, offset));
             at += bytes;
-            pieces.push(match batch.direction {
-                Direction::Read => Piece { from: stage, to: memory, bytes },
-                Direction::Write => Piece { from: memory, to: stage, bytes },
+            ranges.push(match batch.direction {
+                Direction::Read => CopyRange { from: stage, to: memory, bytes },
+                Direction::Write => CopyRange { from: memory, to: stage, bytes },
             });
         }
-        self.copier.start(&memories, &pieces)?;
+        self.copier.start(&memories, &ranges)?;
         Ok(self.copier.wait()?)
     }
 }

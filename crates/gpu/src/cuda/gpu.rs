@@ -22,7 +22,8 @@ use super::kernels::{self, KernelCall, Kernels};
 use super::launch::{LaunchHold, Launched, RunningLaunch, Used};
 use super::live::{MemoryHold, Touched};
 use super::memory::{self, DeviceKind, DeviceMemory};
-use super::pieces::CudaPieces;
+use super::module::Function;
+use super::ranges::CudaRanges;
 use super::resident::PersistentKernel;
 use super::rig::{self, RigCode};
 use super::stream::Stream;
@@ -33,7 +34,7 @@ use crate::region::AddressSpace;
 use crate::relay::Activity;
 use crate::{
     ArrayKernels, BlockKernels, Copier, Doorbells, Error, Gpu, GpuFiles, KernelJob, Launch, PeerMemory,
-    PieceCopier, Place, Region, Resident, Result, Running, SharedRegion,
+    Place, RangeCopier, Region, Resident, Result, Running, SharedRegion,
 };
 
 /// All bytes of a memory of any length.
@@ -55,6 +56,7 @@ pub(super) struct CudaGpuInner {
     // Memory goes before the streams, and both before the context.
     kept: Mutex<Vec<Region>>,
     kernels: Mutex<Option<Arc<Kernels>>>,
+    range_kernel: Mutex<Option<Function>>,
     pub(super) rig: Mutex<Option<RigCode>>,
     pub(super) copies: Arc<Stream>,
     pub(super) context: Arc<Context>,
@@ -85,6 +87,7 @@ impl CudaGpu {
         Ok(Self(Arc::new(CudaGpuInner {
             kept: Mutex::default(),
             kernels: Mutex::default(),
+            range_kernel: Mutex::default(),
             rig: Mutex::default(),
             copies,
             context,
@@ -447,8 +450,17 @@ impl Gpu for CudaGpu {
         Ok(Box::new(CudaCopier::new(&self.0.context, from, to)?))
     }
 
-    fn piece_copier(&self) -> Result<Box<dyn PieceCopier>> {
-        Ok(Box::new(CudaPieces::new(&self.0.context)?))
+    fn range_copier(&self, kernel_below: usize) -> Result<Box<dyn RangeCopier>> {
+        let context = &self.0.context;
+        let mut kernel = None;
+        if kernel_below > 0 {
+            let mut loaded = self.0.range_kernel.lock().unwrap_or_else(PoisonError::into_inner);
+            if loaded.is_none() {
+                *loaded = Some(CudaRanges::load_kernel(context)?);
+            }
+            kernel.clone_from(&loaded);
+        }
+        Ok(Box::new(CudaRanges::new(context, kernel_below, kernel)?))
     }
 
     fn peers(&self) -> Result<&dyn PeerMemory> {

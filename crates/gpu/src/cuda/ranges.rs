@@ -1,0 +1,180 @@
+//! Ranges copied by the GPU's copy engine, and short ones by a kernel, on a separate stream.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use onehop_block::THREADS;
+use onehop_block::ranges::{ENTRY_BYTES, RangeList};
+use onehop_os::{DmaMemory, HostMem};
+
+use super::context::Context;
+use super::copier::{CopyLists, END, NOT_SUPPORTED, shared_ptr};
+use super::driver::{DevicePtr, Failure};
+use super::host::{self, PageRegistration};
+use super::module::{Arg, Function, Module, Shape};
+use super::stream::{self, COPIES, End, LONGEST, Stream};
+use crate::ranges::{CopyRange, DividedRanges, RangeCopier};
+use crate::{Region, Result};
+
+const WHAT: &str = "copying ranges to or from GPU memory";
+/// Ranges of one call: the driver takes longer for each of more.
+const MOST: usize = 1024;
+/// Entries that a kernel's list has room for at first.
+const ENTRIES: usize = 4096;
+/// Blocks of the kernel, as few as reach the link's rate: into GPU memory, and out of it.
+const BLOCKS: [u32; 2] = [4, 8];
+
+/// See [`RangeCopier`].
+pub(super) struct CudaRanges {
+    context: Arc<Context>,
+    stream: Arc<Stream>,
+    /// Whether the driver accepts many copies in one call; determined by trying.
+    batches: bool,
+    kernel_below: usize,
+    kernel: Option<Function>,
+    list: Option<EntryList>,
+    /// What copies use that may not have ended.
+    used: UsedByCopies,
+}
+
+#[derive(Default)]
+struct UsedByCopies {
+    memories: Vec<Region>,
+    /// Lists that became too short, and the kernel that reads them.
+    lists: Vec<EntryList>,
+    kernel: Option<Function>,
+}
+
+/// Memory for the kernel's lists.
+struct EntryList {
+    mem: HostMem,
+    at: DevicePtr,
+    /// Bytes that kernels use which may not have ended.
+    used: usize,
+    _registration: PageRegistration,
+}
+
+impl EntryList {
+    fn new(context: &Arc<Context>, entries: usize) -> Result<Self> {
+        let mem = HostMem::touched(entries * ENTRY_BYTES as usize)?;
+        let (_registration, at) = host::share(context, &mem)?;
+        Ok(Self { mem, at, used: 0, _registration })
+    }
+
+    fn room(&self) -> usize {
+        (self.mem.len() - self.used) / ENTRY_BYTES as usize
+    }
+
+    /// Appends entries, for which there is room. Returns their address.
+    fn append(&mut self, entries: &[[u64; 4]]) -> Result<DevicePtr> {
+        let words: Vec<u8> = entries.iter().flatten().flat_map(|word| word.to_le_bytes()).collect();
+        self.mem.write(self.used, &words)?;
+        let at = self.at + self.used as u64;
+        self.used += words.len();
+        Ok(at)
+    }
+}
+
+impl CudaRanges {
+    /// Has the driver compile the kernel.
+    pub(super) fn load_kernel(context: &Arc<Context>) -> Result<Function> {
+        Module::load(context, &onehop_device::BLOCKS_PTX.text())?.function("onehop_ranges")
+    }
+
+    /// With a kernel for ranges of fewer bytes.
+    pub(super) fn new(context: &Arc<Context>, kernel_below: usize, kernel: Option<Function>) -> Result<Self> {
+        // A program's stream that waits for these copies must not share a channel of the GPU with them.
+        let stream = Arc::new(Stream::apart(context)?);
+        let (context, used) = (context.clone(), UsedByCopies::default());
+        Ok(Self { context, stream, batches: true, kernel_below, kernel, list: None, used })
+    }
+
+    fn one(&self, memories: &[Region], range: &CopyRange) -> Result<()> {
+        let (from, to) = (&memories[range.from.0], &memories[range.to.0]);
+        let (start, end) = (shared_ptr(from, range.from.1), shared_ptr(to, range.to.1));
+        let (bytes, stream) = (range.bytes, self.stream.raw());
+        // SAFETY: the range was checked to lie within the two regions, which are kept until the stream has ended.
+        self.context.call(WHAT, |driver| unsafe {
+            if from.host().is_some() {
+                driver.copy_in(end, start as *const c_void, bytes, stream)
+            } else if to.host().is_some() {
+                driver.copy_out(end as *mut c_void, start, bytes, stream)
+            } else {
+                driver.copy_within(end, start, bytes, stream)
+            }
+        })
+    }
+
+    fn by_copy_engine(&mut self, memories: &[Region], ranges: &[CopyRange]) -> Result<()> {
+        for some in ranges.chunks(MOST) {
+            if self.batches {
+                let mut lists = CopyLists::default();
+                for range in some {
+                    let from = shared_ptr(&memories[range.from.0], range.from.1);
+                    lists.add(from, shared_ptr(&memories[range.to.0], range.to.1), range.bytes);
+                }
+                // SAFETY: every range was checked to lie within its region, which is kept until the stream has ended.
+                match unsafe { lists.start(&self.context, &self.stream) } {
+                    Ok(()) => continue,
+                    Err(Failure::Missing(..) | Failure::Code(_, NOT_SUPPORTED)) => self.batches = false,
+                    Err(failure) => return self.context.call(WHAT, |_| Err(failure)),
+                }
+            }
+            some.iter().try_for_each(|range| self.one(memories, range))?;
+        }
+        Ok(())
+    }
+
+    fn by_kernel(&mut self, entries: &[[u64; 4]], is_out: bool) -> Result<()> {
+        let Some(kernel) = self.kernel.clone().filter(|_| !entries.is_empty()) else { return Ok(()) };
+        if self.list.as_ref().is_none_or(|list| list.room() < entries.len()) {
+            let room = entries.len().next_power_of_two().max(ENTRIES);
+            let new = EntryList::new(&self.context, room)?;
+            self.used.lists.extend(self.list.replace(new).filter(|old| old.used > 0));
+        }
+        let Some(list) = &mut self.list else { return Ok(()) };
+        let (at, count) = (list.append(entries)?, entries.len() as u32);
+        self.used.kernel = Some(kernel.clone());
+        let job = RangeList { list: at, count, settles: u32::from(is_out) };
+        let shape = Shape { blocks: BLOCKS[usize::from(is_out)], threads: THREADS, shared: 0 };
+        // SAFETY: every range of the list was checked to lie within two regions that the kernel reaches. They, the list and the
+        // kernel are kept until the stream has ended.
+        unsafe { kernel.launch(&self.stream, shape, &[Arg::Words(Box::new(job.words()))]) }
+    }
+}
+
+impl RangeCopier for CudaRanges {
+    fn start(&mut self, memories: &[Region], ranges: &[CopyRange]) -> Result<()> {
+        ranges.iter().try_for_each(|range| range.check(memories))?;
+        memories.iter().try_for_each(|memory| self.context.check_copied(WHAT, memory))?;
+        self.used.memories.extend_from_slice(memories);
+        let reaches = |memory: &Region| self.context.reaches(memory.space());
+        let divided = DividedRanges::new(memories, ranges, self.kernel_below, reaches);
+        self.by_copy_engine(memories, &divided.rest)?;
+        self.by_kernel(&divided.into, false)?;
+        self.by_kernel(&divided.out, true)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        match self.stream.end(LONGEST) {
+            End::Over => {
+                self.used = UsedByCopies::default();
+                self.list.iter_mut().for_each(|list| list.used = 0);
+                Ok(())
+            }
+            end => Err(self.stream.error(WHAT, end, LONGEST)),
+        }
+    }
+}
+
+impl Drop for CudaRanges {
+    fn drop(&mut self) {
+        if self.used.memories.is_empty() {
+            return;
+        }
+        if let End::Unended(_) = stream::wait(END, COPIES, || self.stream.progress()) {
+            // The GPU may still use all of it.
+            self.stream.outlasted((std::mem::take(&mut self.used), self.list.take()));
+        }
+    }
+}
