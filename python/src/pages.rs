@@ -56,6 +56,12 @@ impl PageFile {
         Ok(opened?)
     }
 
+    /// Registers all of the file that may be; returns how many bytes are.
+    fn register(&self, py: Python<'_>) -> PyResult<u64> {
+        self.check_process()?;
+        Ok(py.detach(|| self.pages.register()))
+    }
+
     /// Moves pages between the file and these arrays: to the file if `writes`.
     fn transfer(
         &self,

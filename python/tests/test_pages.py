@@ -33,6 +33,7 @@ def test_pages_of_any_length_are_read_and_written(path):
     shadow = content(path).copy()
     with onehop.Pages(path, device="cpu") as pages:
         assert pages.size == 4 * MIB and pages.device == "cpu"
+        assert pages.register() == (4 * MIB if path.startswith("/dev/shm") else 0)
         for _ in range(30):
             lengths = [random.choice([1, 100, 4096, 65536, 300_000]) for _ in range(random.randint(1, 8))]
             places = random.sample(range(0, 4 * MIB - 400_000, 400_000), len(lengths))
@@ -127,6 +128,7 @@ def test_nothing_is_registered_if_that_is_asked_for(path):
 def test_another_program_can_open_the_file(path):
     shadow = content(path)
     with onehop.Pages(path, device="cpu") as pages:
+        pages.register()
         page = numpy.zeros(MIB, numpy.uint8)
         pages.read([page], [0])
         begun = time.monotonic()
@@ -138,6 +140,7 @@ def test_another_program_can_open_the_file(path):
         if path.startswith("/dev/shm"):
             assert pages.moved == {"registered": MIB, "staged": MIB}
             time.sleep(0.3)
+            assert pages.register() == 4 * MIB
             pages.read([page], [0])
             assert pages.moved["registered"] == 2 * MIB
 
@@ -202,7 +205,8 @@ def test_pages_of_a_gpu(path):
 
     shadow = torch.frombuffer(bytearray(content(path).tobytes()), dtype=torch.uint8)
     with onehop.Pages(path, device="cuda:0") as pages:
-        for size in [512, 4096, 65536, MIB]:
+        pages.register()
+        for size in [16, 40, 512, 4096, 5000, 65536, MIB]:
             count = 4 * MIB // size
             cache = torch.zeros(count, size, dtype=torch.uint8, device="cuda")
             order = torch.randperm(count)

@@ -118,6 +118,13 @@ class Pages:
         """Writes pages, which are described as for `read`. Returns when all are in the file: other programs see them."""
         self._transfer(True, pages, offsets, rows, stream)
 
+    def register(self) -> int:
+        """Registers all of the file that may be, and returns how many bytes are registered.
+
+        Without this, each part of 64 MiB is registered in the background when its first page is moved.
+        """
+        return self._native().register()
+
     def fsync(self) -> None:
         """Returns when everything that was written is on the disk."""
         self._native().sync()

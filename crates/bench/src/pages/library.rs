@@ -18,13 +18,15 @@ pub struct LibraryMover {
 }
 
 impl LibraryMover {
-    /// Opens the file anew, for reading only unless it is to be written: else the kernel gives no lease of it.
+    /// Opens the file anew, for reading only unless it is to be written: else the kernel gives no lease of it. All of it that may
+    /// be is registered.
     ///
     /// # Errors
     /// When it cannot be opened, or the GPU has no memory.
     pub fn new(file: &mut PageFile, gpu: Arc<dyn Gpu>, bytes: usize, writes: bool) -> Result<Self> {
         let memory = gpu.alloc(Place::Vram, bytes)?;
         let pages = Pages::new(file.open_anew(writes)?, gpu, PagesOptions::new(writes)).map_err(refused)?;
+        pages.register();
         Ok(Self { pages, buffer: PageBuffer::Gpu(memory.clone()), memory: [memory] })
     }
 }

@@ -10,6 +10,7 @@ mod full;
 mod kernels;
 mod memory;
 mod ptx;
+mod ranges;
 mod raw;
 mod resident;
 mod sharing;

@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::{Bench, bench, bytes_of, gpu_copy, random, report, run};
 
-fn memfd(bytes: usize) -> HostMem {
+pub(crate) fn memfd(bytes: usize) -> HostMem {
     let fd = memfd_create("onehop test", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, bytes as u64).unwrap();
     HostMem::of_file(&File::from(fd), bytes).unwrap()
