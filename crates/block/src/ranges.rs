@@ -53,10 +53,12 @@ pub fn copy<B: Block>(block: &B, job: &RangeList) {
     block.each(|thread| {
         let (warps, lane) = (block.threads() / LANES, thread % LANES);
         let mut index = block.number() * warps + thread / LANES;
+        let mut entry = load_entry(block, job, index);
         while index < job.count {
-            let at = GpuAddr(job.list).plus(u64::from(index) * ENTRY_BYTES);
-            let [from_low, from_high, to_low, to_high] = block.load_four(at);
-            let bytes = block.load(at.plus(16));
+            let ([from_low, from_high, to_low, to_high], bytes) = entry;
+            index += warps * block.count();
+            // Under way while the bytes of this one are copied.
+            entry = load_entry(block, job, index);
             copy_one(
                 block,
                 GpuAddr(pair(from_low, from_high)),
@@ -65,9 +67,18 @@ pub fn copy<B: Block>(block: &B, job: &RangeList) {
                 lane,
                 job.settles,
             );
-            index += warps * block.count();
         }
     });
+}
+
+/// The addresses and the bytes of an entry, if there is one.
+#[inline(always)]
+fn load_entry<B: Block>(block: &B, job: &RangeList, index: u32) -> ([u32; 4], u32) {
+    if index >= job.count {
+        return ([0; 4], 0);
+    }
+    let at = GpuAddr(job.list).plus(u64::from(index) * ENTRY_BYTES);
+    (block.load_four(at), block.load(at.plus(16)))
 }
 
 #[inline(always)]

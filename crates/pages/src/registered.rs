@@ -5,7 +5,7 @@
 //! lease of the file: the kernel makes programs that would open or truncate it wait until the lease is given back. A thread
 //! looks for them and gives it back as soon as the copies under way have ended.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
@@ -41,6 +41,7 @@ const EXECUTABLE: u16 = 0o6111;
 const KERNEL_BELOW: usize = 1 << 20;
 
 const NOT_CACHED: &str = "not all of its part of the file is in memory";
+const UNDER_WAY: &str = "its part of the file is being registered";
 const TAIL: &str = "the file grows, or it is its last page, which is not whole";
 
 /// See the module.
@@ -120,8 +121,11 @@ impl Registrations {
         lock(&self.why).clone()
     }
 
-    fn note(&self, why: impl Into<String>) {
-        *lock(&self.why) = Some(why.into());
+    fn note(&self, why: impl Into<String> + AsRef<str>) {
+        let mut noted = lock(&self.why);
+        if noted.as_deref() != Some(why.as_ref()) {
+            *noted = Some(why.into());
+        }
     }
 
     /// Moves what is registered, and returns the rest, and the bytes moved.
@@ -141,9 +145,12 @@ impl Registrations {
             Batch { direction, memories: memories.to_vec(), ranges: Vec::new(), staged: Vec::new() };
         {
             let mut windows = lock(&leased.windows);
-            let mut numbers = BTreeMap::new();
-            for (number, page) in pages.iter().enumerate().filter(|(_, page)| page.bytes > 0) {
-                self.divide(&mut windows, &mut batch, &mut numbers, (number, page), size);
+            let mut found = HashMap::new();
+            let mut find = |name, batch: &mut Batch| {
+                *found.entry(name).or_insert_with(|| self.find(&mut windows, name, size, batch))
+            };
+            for (number, page) in pages.iter().enumerate() {
+                self.divide(&mut batch, &mut find, (number, page));
             }
         }
         let moved = batch.ranges.iter().map(|range| range.bytes as u64).sum();
@@ -167,11 +174,9 @@ impl Registrations {
     /// Divides a page into parts of windows.
     fn divide(
         &self,
-        windows: &mut Windows,
         batch: &mut Batch,
-        numbers: &mut BTreeMap<u64, usize>,
+        find: &mut impl FnMut(u64, &mut Batch) -> FoundWindow,
         (number, page): (usize, &Page),
-        size: u64,
     ) {
         let (mut at, end) = (page.offset, page.offset + page.bytes as u64);
         while at < end {
@@ -179,40 +184,41 @@ impl Registrations {
             let until = end.min((name + 1) * self.window);
             let (from, bytes) = ((at - page.offset) as usize, (until - at) as usize);
             let memory = (page.memory.0, page.memory.1 + from);
-            match self.window(windows, name, until, size) {
-                Some(window) => {
-                    let file = *numbers.entry(name).or_insert_with(|| {
-                        batch.memories.push(window);
-                        batch.memories.len() - 1
-                    });
-                    batch.add((file, (at - name * self.window) as usize), memory, bytes);
-                }
-                None => batch.staged.push(StagedPart { page: number, offset: at, memory, bytes }),
+            let window = find(name, batch);
+            if until <= window.until {
+                batch.add((window.number, (at - name * self.window) as usize), memory, bytes);
+            } else {
+                self.note(window.why);
+                batch.staged.push(StagedPart { page: number, offset: at, memory, bytes });
             }
             at = until;
         }
     }
 
-    /// The memory of a window, of which the bytes up to `until` in the file are needed. If it is not registered, that is begun.
-    fn window(&self, windows: &mut Windows, name: u64, until: u64, size: u64) -> Option<Region> {
-        if until > self.whole(size) {
-            self.note(TAIL);
-            return None;
+    /// Finds a window, and adds its memory to the batch's. If it could have more bytes registered, that is begun.
+    fn find(&self, windows: &mut Windows, name: u64, size: u64, batch: &mut Batch) -> FoundWindow {
+        let (start, now) = (name * self.window, Instant::now());
+        let possible = self.whole(size).saturating_sub(start).min(self.window);
+        if possible == 0 {
+            return FoundWindow { number: 0, until: 0, why: TAIL };
         }
-        let now = Instant::now();
         let window = windows.all.entry(name).or_insert_with(|| Window::new(now));
         window.used = now;
-        if let Some(memory) = window.memory.as_ref().filter(|_| name * self.window + window.bytes >= until) {
-            return Some(memory.clone());
+        let mut found = FoundWindow { number: 0, until: 0, why: NOT_CACHED };
+        if let Some(memory) = &window.memory {
+            batch.memories.push(memory.clone());
+            found = FoundWindow { number: batch.memories.len() - 1, until: start + window.bytes, why: TAIL };
         }
-        if window.is_wanted {
-            self.note("its part of the file is being registered");
-        } else if now >= window.retry {
-            window.is_wanted = true;
-            self.note("its part of the file is being registered");
-            self.want([name]);
+        if window.memory.is_none() || window.bytes < possible {
+            if !window.is_wanted && now >= window.retry {
+                window.is_wanted = true;
+                self.want([name]);
+            }
+            if window.is_wanted {
+                found.why = UNDER_WAY;
+            }
         }
-        None
+        found
     }
 
     /// Bytes of the file from its start on that may be registered: the kernel does not store what is written behind the end of
@@ -233,10 +239,6 @@ impl Registrations {
             };
             if let Err(error) = std::thread::Builder::new().name("onehop register".into()).spawn(register) {
                 self.note(format!("no thread could be started: {error}"));
-                if wanted.threads == 0 {
-                    wanted.names.clear();
-                    self.done.notify_all();
-                }
                 return;
             }
             wanted.threads += 1;
@@ -330,7 +332,7 @@ impl Registrations {
         }
         let end = Instant::now() + REGISTER_TIMEOUT;
         let mut wanted = lock(&self.wanted);
-        while (wanted.threads > 0 || !wanted.names.is_empty()) && Instant::now() < end {
+        while wanted.threads > 0 && Instant::now() < end {
             wanted = self.done.wait_timeout(wanted, LOOK).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(wanted);
@@ -431,6 +433,17 @@ impl Registrations {
         }
         Ok(())
     }
+}
+
+/// A window as a batch finds it.
+#[derive(Clone, Copy)]
+struct FoundWindow {
+    /// The number of its memory in the batch's list.
+    number: usize,
+    /// Where what is registered of it ends in the file.
+    until: u64,
+    /// Why no more is.
+    why: &'static str,
 }
 
 /// The copies of a batch, and the parts that the GPU cannot move by itself.

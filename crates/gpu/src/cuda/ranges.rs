@@ -67,10 +67,15 @@ impl EntryList {
 
     /// Appends entries, for which there is room. Returns their address.
     fn append(&mut self, entries: &[[u64; 4]]) -> Result<DevicePtr> {
-        let words: Vec<u8> = entries.iter().flatten().flat_map(|word| word.to_le_bytes()).collect();
-        self.mem.write(self.used, &words)?;
         let at = self.at + self.used as u64;
-        self.used += words.len();
+        for entry in entries {
+            let mut bytes = [0; ENTRY_BYTES as usize];
+            for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(entry) {
+                *bytes = word.to_le_bytes();
+            }
+            self.mem.write(self.used, &bytes)?;
+            self.used += bytes.len();
+        }
         Ok(at)
     }
 }
