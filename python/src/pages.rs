@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use onehop_pages::{MovedBytes, Page, Pages, PagesOptions};
+use onehop_pages::{FilePage, MovedBytes, Pages, PagesOptions};
 use pyo3::prelude::*;
 
 use crate::borrowed::BorrowedMemory;
@@ -18,7 +18,7 @@ pub(crate) struct PageFile {
 }
 
 /// Pages from Python: four numbers of eight bytes for each, in this machine's order.
-fn page_list(bytes: &[u8]) -> Result<Vec<Page>> {
+fn page_list(bytes: &[u8]) -> Result<Vec<FilePage>> {
     let (numbers, rest) = bytes.as_chunks::<8>();
     let (pages, more) = numbers.as_chunks::<4>();
     if !rest.is_empty() || !more.is_empty() {
@@ -27,7 +27,7 @@ fn page_list(bytes: &[u8]) -> Result<Vec<Page>> {
     let page = |numbers: &[[u8; 8]; 4]| {
         let [offset, memory, at, bytes] = numbers.map(u64::from_ne_bytes);
         let memory = (memory as usize, at as usize);
-        Page { offset, memory, bytes: bytes as usize }
+        FilePage { offset, memory, bytes: bytes as usize }
     };
     Ok(pages.iter().map(page).collect())
 }

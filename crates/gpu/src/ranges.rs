@@ -128,7 +128,7 @@ mod tests {
         let gpu = Emulated::new();
         let memories = [Place::PinnedHost, Place::Vram, Place::Vram]
             .map(|place| gpu.alloc(place, 200_000).unwrap().slice(0..200_000).unwrap());
-        let data: Vec<u8> = (0..200_000_u32).map(|i| (i * 7 >> 3) as u8).collect();
+        let data: Vec<u8> = (0..200_000_u32).map(|i| ((i * 7) >> 3) as u8).collect();
         memories[0].write(0, &data).unwrap();
         let mut copier = gpu.range_copier(0).unwrap();
         let range = |from, to, bytes| CopyRange { from, to, bytes };

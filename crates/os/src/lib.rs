@@ -11,6 +11,7 @@
 //! may remove.
 
 mod allocations;
+mod borrowed;
 mod clock;
 mod descriptors;
 mod dm;

@@ -222,39 +222,11 @@ impl HostMem {
         Self::at(base, len, writable, false)
     }
 
-    fn at(base: *mut u8, len: usize, writable: bool, is_borrowed: bool) -> Result<Self> {
+    pub(crate) fn at(base: *mut u8, len: usize, writable: bool, is_borrowed: bool) -> Result<Self> {
         let base = NonNull::new(base)
             .ok_or_else(|| Error::system("mmap", std::io::Error::other("mapped at address zero")))?;
         let mapping = Arc::new(Mapping { base, len, writable, process: AtomicU32::new(0), is_borrowed });
         Ok(Self { mapping, offset: 0, len, _on_drop: None })
-    }
-
-    /// Memory that other code in this process has allocated. `owner` is dropped with the last clone of the result.
-    ///
-    /// # Errors
-    /// When the address is zero.
-    ///
-    /// # Safety
-    /// The bytes stay allocated, and writable if so told, until the owner is dropped. Code that uses them meanwhile does so at its
-    /// own risk: they are read and written as a device does.
-    pub unsafe fn borrow(
-        base: *mut u8,
-        len: usize,
-        writable: bool,
-        owner: impl Send + Sync + 'static,
-    ) -> Result<Self> {
-        Ok(Self::at(base, len, writable, true)?.on_last_drop(move || drop(owner)))
-    }
-
-    /// Prepares all of its pages to be accessed, at once instead of one fault each. Does nothing where the kernel cannot do that.
-    pub fn populate(&self) {
-        let how = if self.is_writable() {
-            rustix::mm::Advice::LinuxPopulateWrite
-        } else {
-            rustix::mm::Advice::LinuxPopulateRead
-        };
-        // SAFETY: the range lies within the mapping; this changes no byte of it.
-        let _ = unsafe { rustix::mm::madvise(self.host_ptr().cast(), self.len(), how) };
     }
 
     /// The same memory, and runs `release` when the last clone of the result is dropped. What it already runs
@@ -601,21 +573,6 @@ mod tests {
         let flags =
             maps.lines().skip_while(|line| !line.starts_with(&start)).find(|l| l.starts_with("VmFlags:"));
         assert!(flags.is_some_and(|flags| flags.split(' ').any(|flag| flag == "dc")), "{flags:?}");
-    }
-
-    #[test]
-    fn borrowed_memory_is_its_owners() {
-        let (mut bytes, owner) = (vec![1_u8; 100], Arc::new(()));
-        // SAFETY: the vector outlives the memory, and nobody uses it meanwhile.
-        let mem =
-            unsafe { HostMem::borrow(bytes.as_mut_ptr().wrapping_add(3), 90, true, owner.clone()) }.unwrap();
-        let part = mem.slice(1..80).unwrap();
-        drop(mem);
-        part.write(0, &[7; 79]).unwrap();
-        assert_eq!(Arc::strong_count(&owner), 2);
-        drop(part);
-        assert_eq!(Arc::strong_count(&owner), 1);
-        assert_eq!((bytes[3], &bytes[4..83], bytes[83]), (1, &[7; 79][..], 1));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Pages of a file, moved to and from GPU memory in batches: what KV caches do.
 //!
 //! 1. [`Pages::open`] opens a file for a GPU.
-//! 2. [`Pages::read`] and [`Pages::write`] move a batch of [`Page`]s between the file and regions of memory.
+//! 2. [`Pages::read`] and [`Pages::write`] move a batch of [`FilePage`]s between the file and regions of memory.
 //! 3. [`Pages::sync`] makes what was written durable.
 //! 4. [`Pages::moved`] and [`Pages::why_staged`] report which ways the bytes took.
 //!
@@ -33,7 +33,7 @@ pub type Result<T> = std::result::Result<T, PagesError>;
 
 /// A page: bytes of the file, and of one memory of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Page {
+pub struct FilePage {
     /// Where it lies in the file.
     pub offset: u64,
     /// The number of the memory, and the offset in it.
@@ -82,7 +82,7 @@ pub struct Pages {
 
 /// The direction of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Direction {
+enum PageDirection {
     Read,
     Write,
 }
@@ -138,8 +138,8 @@ impl Pages {
     /// # Errors
     /// [`PagesError::BadPage`] for a page that does not lie within its memory and the file, before anything is moved. After other
     /// errors it is unknown which pages were read.
-    pub fn read(&self, memories: &[Region], pages: &[Page]) -> Result<()> {
-        self.transfer(Direction::Read, memories, pages)
+    pub fn read(&self, memories: &[Region], pages: &[FilePage]) -> Result<()> {
+        self.transfer(PageDirection::Read, memories, pages)
     }
 
     /// Writes pages of these memories to the file, which grows if they lie behind its end. Another program that reads the file
@@ -147,11 +147,11 @@ impl Pages {
     ///
     /// # Errors
     /// As for [`Self::read`], and when the disk is full: it is then unknown which pages were written.
-    pub fn write(&self, memories: &[Region], pages: &[Page]) -> Result<()> {
+    pub fn write(&self, memories: &[Region], pages: &[FilePage]) -> Result<()> {
         if !self.options.writes {
             return Err(PagesError::ReadOnly);
         }
-        self.transfer(Direction::Write, memories, pages)
+        self.transfer(PageDirection::Write, memories, pages)
     }
 
     /// Returns when everything that was written is on the disk.
@@ -189,16 +189,16 @@ impl Pages {
         self.registrations.why()
     }
 
-    fn transfer(&self, direction: Direction, memories: &[Region], pages: &[Page]) -> Result<()> {
+    fn transfer(&self, direction: PageDirection, memories: &[Region], pages: &[FilePage]) -> Result<()> {
         let size = self.size()?;
         for (number, page) in pages.iter().enumerate() {
-            check(page, memories, (direction == Direction::Read).then_some(size))
+            check(page, memories, (direction == PageDirection::Read).then_some(size))
                 .map_err(|why| PagesError::BadPage { page: number, why })?;
         }
         let staged = {
             let (staged, moved) = self.registrations.transfer(direction, memories, pages, size)?;
             self.counts[0].fetch_add(moved, Ordering::Relaxed);
-            if moved > 0 && direction == Direction::Write {
+            if moved > 0 && direction == PageDirection::Write {
                 self.set_time();
             }
             staged
@@ -219,8 +219,8 @@ impl Pages {
 }
 
 /// Checks that a page lies within its memory, and within a file of this size.
-fn check(page: &Page, memories: &[Region], size: Option<u64>) -> std::result::Result<(), String> {
-    let Page { offset, memory: (number, at), bytes } = *page;
+fn check(page: &FilePage, memories: &[Region], size: Option<u64>) -> std::result::Result<(), String> {
+    let FilePage { offset, memory: (number, at), bytes } = *page;
     let Some(memory) = memories.get(number) else {
         return Err(format!("there is no memory {number}, only {}", memories.len()));
     };
@@ -243,7 +243,7 @@ impl Drop for Pages {
     }
 }
 
-impl Page {
+impl FilePage {
     /// All of it, to be staged.
     fn staged(&self, page: usize) -> StagedPart {
         StagedPart { page, offset: self.offset, memory: self.memory, bytes: self.bytes }

@@ -16,7 +16,7 @@ use onehop_os::{FileLease, HostMem};
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, fstatfs, statx};
 
 use crate::staged::StagedPart;
-use crate::{Direction, Page, PagesOptions, Result, lock};
+use crate::{FilePage, PageDirection, PagesOptions, Result, lock};
 
 /// Bytes that are registered at once.
 pub(crate) const WINDOW: u64 = 64 << 20;
@@ -76,13 +76,13 @@ struct Leased {
 
 #[derive(Default)]
 struct Windows {
-    all: BTreeMap<u64, Window>,
+    all: BTreeMap<u64, RegisteredWindow>,
     /// Bytes that are registered, or about to be.
     bytes: u64,
 }
 
 /// A part of the file.
-struct Window {
+struct RegisteredWindow {
     memory: Option<Region>,
     /// Registered bytes.
     bytes: u64,
@@ -131,9 +131,9 @@ impl Registrations {
     /// Moves what is registered, and returns the rest, and the bytes moved.
     pub(crate) fn transfer(
         &self,
-        direction: Direction,
+        direction: PageDirection,
         memories: &[Region],
-        pages: &[Page],
+        pages: &[FilePage],
         size: u64,
     ) -> Result<(Vec<StagedPart>, u64)> {
         self.take_lease();
@@ -141,12 +141,16 @@ impl Registrations {
         let Some(leased) = leased.as_ref().filter(|leased| !leased.lease.is_wanted()) else {
             return Ok((pages.iter().enumerate().map(|(number, page)| page.staged(number)).collect(), 0));
         };
-        let mut batch =
-            Batch { direction, memories: memories.to_vec(), ranges: Vec::new(), staged: Vec::new() };
+        let mut batch = RegisteredBatch {
+            direction,
+            memories: memories.to_vec(),
+            ranges: Vec::new(),
+            staged: Vec::new(),
+        };
         {
             let mut windows = lock(&leased.windows);
             let mut found = HashMap::new();
-            let mut find = |name, batch: &mut Batch| {
+            let mut find = |name, batch: &mut RegisteredBatch| {
                 *found.entry(name).or_insert_with(|| self.find(&mut windows, name, size, batch))
             };
             for (number, page) in pages.iter().enumerate() {
@@ -158,7 +162,7 @@ impl Registrations {
         Ok((batch.staged, moved))
     }
 
-    fn copy(&self, batch: &Batch) -> Result<()> {
+    fn copy(&self, batch: &RegisteredBatch) -> Result<()> {
         if batch.ranges.is_empty() {
             return Ok(());
         }
@@ -174,9 +178,9 @@ impl Registrations {
     /// Divides a page into parts of windows.
     fn divide(
         &self,
-        batch: &mut Batch,
-        find: &mut impl FnMut(u64, &mut Batch) -> FoundWindow,
-        (number, page): (usize, &Page),
+        batch: &mut RegisteredBatch,
+        find: &mut impl FnMut(u64, &mut RegisteredBatch) -> FoundWindow,
+        (number, page): (usize, &FilePage),
     ) {
         let (mut at, end) = (page.offset, page.offset + page.bytes as u64);
         while at < end {
@@ -196,13 +200,13 @@ impl Registrations {
     }
 
     /// Finds a window, and adds its memory to the batch's. If it could have more bytes registered, that is begun.
-    fn find(&self, windows: &mut Windows, name: u64, size: u64, batch: &mut Batch) -> FoundWindow {
+    fn find(&self, windows: &mut Windows, name: u64, size: u64, batch: &mut RegisteredBatch) -> FoundWindow {
         let (start, now) = (name * self.window, Instant::now());
         let possible = self.whole(size).saturating_sub(start).min(self.window);
         if possible == 0 {
             return FoundWindow { number: 0, until: 0, why: TAIL };
         }
-        let window = windows.all.entry(name).or_insert_with(|| Window::new(now));
+        let window = windows.all.entry(name).or_insert_with(|| RegisteredWindow::new(now));
         window.used = now;
         let mut found = FoundWindow { number: 0, until: 0, why: NOT_CACHED };
         if let Some(memory) = &window.memory {
@@ -321,7 +325,7 @@ impl Registrations {
             let (mut windows, now) = (lock(&leased.windows), Instant::now());
             let names = 0..self.whole(size).min(self.options.registered).div_ceil(self.window);
             let missing = names.filter(|name| {
-                let window = windows.all.entry(*name).or_insert_with(|| Window::new(now));
+                let window = windows.all.entry(*name).or_insert_with(|| RegisteredWindow::new(now));
                 let is_missing = window.memory.is_none() && !window.is_wanted;
                 window.is_wanted |= is_missing;
                 is_missing
@@ -447,19 +451,19 @@ struct FoundWindow {
 }
 
 /// The copies of a batch, and the parts that the GPU cannot move by itself.
-struct Batch {
-    direction: Direction,
+struct RegisteredBatch {
+    direction: PageDirection,
     memories: Vec<Region>,
     ranges: Vec<CopyRange>,
     staged: Vec<StagedPart>,
 }
 
-impl Batch {
+impl RegisteredBatch {
     /// Adds a copy, or lengthens the last one.
     fn add(&mut self, file: (usize, usize), memory: (usize, usize), bytes: usize) {
         let (from, to) = match self.direction {
-            Direction::Read => (file, memory),
-            Direction::Write => (memory, file),
+            PageDirection::Read => (file, memory),
+            PageDirection::Write => (memory, file),
         };
         let follows = |end: (usize, usize), bytes, start| (end.0, end.1 + bytes) == start;
         if let Some(last) = self.ranges.last_mut()
@@ -473,7 +477,7 @@ impl Batch {
     }
 }
 
-impl Window {
+impl RegisteredWindow {
     fn new(now: Instant) -> Self {
         Self { memory: None, bytes: 0, is_wanted: false, retry: now, used: now }
     }
@@ -489,14 +493,14 @@ impl Windows {
     }
 
     fn insert(&mut self, name: u64, memory: Region, bytes: u64) {
-        let window = self.all.entry(name).or_insert_with(|| Window::new(Instant::now()));
+        let window = self.all.entry(name).or_insert_with(|| RegisteredWindow::new(Instant::now()));
         (window.memory, window.bytes, window.is_wanted) = (Some(memory), bytes, false);
     }
 
     /// It could not be registered.
     fn put_off(&mut self, name: u64) {
         let now = Instant::now();
-        let window = self.all.entry(name).or_insert_with(|| Window::new(now));
+        let window = self.all.entry(name).or_insert_with(|| RegisteredWindow::new(now));
         (window.is_wanted, window.retry) = (false, now + PAUSE);
     }
 

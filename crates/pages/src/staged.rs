@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use onehop_gpu::{CopyRange, Gpu, Place, RangeCopier, Region};
 use onehop_os::HostMem;
 
-use crate::{Direction, PagesError, Result, lock};
+use crate::{PageDirection, PagesError, Result, lock};
 
 /// Pinned bytes of a thread, and the most of a chunk.
 const STAGE: usize = 1 << 20;
@@ -46,7 +46,7 @@ struct Stage {
 }
 
 struct StagedBatch {
-    direction: Direction,
+    direction: PageDirection,
     memories: Vec<Region>,
     parts: Vec<StagedPart>,
     /// Parts of each chunk.
@@ -105,7 +105,7 @@ impl Stages {
 
     pub(crate) fn transfer(
         &self,
-        direction: Direction,
+        direction: PageDirection,
         memories: &[Region],
         parts: Vec<StagedPart>,
     ) -> Result<()> {
@@ -231,7 +231,7 @@ impl StagesInner {
         };
         let parts = &batch.parts[chunk];
         match batch.direction {
-            Direction::Read => {
+            PageDirection::Read => {
                 self.each_run(parts, |run, at, bytes| {
                     let read = own.host.read_file(at, bytes, &self.file, run[0].offset);
                     match read.map_err(plain) {
@@ -242,7 +242,7 @@ impl StagesInner {
                 })?;
                 own.copy(batch, parts)?;
             }
-            Direction::Write => {
+            PageDirection::Write => {
                 own.copy(batch, parts)?;
                 self.each_run(parts, |run, at, bytes| {
                     let written = own.host.write_file(at, bytes, &self.file, run[0].offset);
@@ -289,8 +289,8 @@ impl Stage {
             let (stage, memory) = ((0, at), (memories.len() - 1, offset));
             at += bytes;
             ranges.push(match batch.direction {
-                Direction::Read => CopyRange { from: stage, to: memory, bytes },
-                Direction::Write => CopyRange { from: memory, to: stage, bytes },
+                PageDirection::Read => CopyRange { from: stage, to: memory, bytes },
+                PageDirection::Write => CopyRange { from: memory, to: stage, bytes },
             });
         }
         self.copier.start(&memories, &ranges)?;

@@ -62,14 +62,14 @@ impl Fixture {
     }
 
     /// Pages at random places, of random lengths, which do not overlap in these two memories.
-    fn pages(&mut self, many: usize, most: u64, size: u64) -> (Vec<Region>, Vec<Page>) {
+    fn pages(&mut self, many: usize, most: u64, size: u64) -> (Vec<Region>, Vec<FilePage>) {
         let mut at = [0; 2];
         let mut pages = Vec::new();
         for _ in 0..many {
             let bytes = (self.number() % most + 1).min(size);
             let offset = self.number() % (size - bytes + 1);
             let memory = (self.number() % 2) as usize;
-            pages.push(Page { offset, memory: (memory, at[memory]), bytes: bytes as usize });
+            pages.push(FilePage { offset, memory: (memory, at[memory]), bytes: bytes as usize });
             at[memory] += bytes as usize + (self.number() % 3) as usize;
         }
         (at.iter().map(|bytes| self.memory(bytes.max(&1) + 8)).collect(), pages)
@@ -86,11 +86,11 @@ impl Fixture {
                 for (page, bytes) in list.iter().zip(&new) {
                     memories[page.memory.0].write(page.memory.1, bytes).unwrap();
                 }
-                let mut rest: Vec<(Page, &Vec<u8>)> = list.iter().copied().zip(&new).collect();
+                let mut rest: Vec<(FilePage, &Vec<u8>)> = list.iter().copied().zip(&new).collect();
                 while !rest.is_empty() {
-                    let mut now: Vec<(Page, &Vec<u8>)> = Vec::new();
+                    let mut now: Vec<(FilePage, &Vec<u8>)> = Vec::new();
                     rest.retain(|(page, bytes)| {
-                        let end = |page: &Page| page.offset + page.bytes as u64;
+                        let end = |page: &FilePage| page.offset + page.bytes as u64;
                         let apart = now
                             .iter()
                             .all(|(other, _)| end(other) <= page.offset || end(page) <= other.offset);
@@ -99,7 +99,7 @@ impl Fixture {
                         }
                         !apart
                     });
-                    let batch: Vec<Page> = now.iter().map(|(page, _)| *page).collect();
+                    let batch: Vec<FilePage> = now.iter().map(|(page, _)| *page).collect();
                     pages.write(&memories, &batch).unwrap();
                     for (page, bytes) in now {
                         let start = page.offset as usize;
@@ -116,7 +116,7 @@ impl Fixture {
         }
     }
 
-    fn compare(&self, memories: &[Region], list: &[Page]) {
+    fn compare(&self, memories: &[Region], list: &[FilePage]) {
         for page in list {
             let mut found = vec![0; page.bytes];
             memories[page.memory.0].read(page.memory.1, &mut found).unwrap();
@@ -170,7 +170,7 @@ fn windows_are_given_up_for_others() {
     assert!(moved.registered > 0 && moved.staged > 0, "{moved:?}");
     let memory = [fixture.memory(WINDOW_BYTES as usize)];
     for number in 0..8 {
-        let page = Page { offset: number * WINDOW_BYTES, memory: (0, 0), bytes: WINDOW_BYTES as usize };
+        let page = FilePage { offset: number * WINDOW_BYTES, memory: (0, 0), bytes: WINDOW_BYTES as usize };
         let (begun, before) = (Instant::now(), pages.moved().registered);
         while pages.moved().registered == before {
             assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", pages.why_staged());
@@ -189,7 +189,7 @@ fn a_file_grows_and_its_holes_are_filled() {
     let data = fixture.bytes(1 << 20);
     memory.write(0, &data).unwrap();
     // Leaves a hole.
-    let far = Page { offset: 600_000, memory: (0, 7), bytes: 403_520 };
+    let far = FilePage { offset: 600_000, memory: (0, 7), bytes: 403_520 };
     pages.write(std::slice::from_ref(&memory), &[far]).unwrap();
     fixture.shadow.resize(1_003_520, 0);
     fixture.shadow[600_000..].copy_from_slice(&data[7..403_527]);
@@ -229,7 +229,7 @@ fn reading_does_not_fill_holes() {
     let memory = fixture.memory(SIZE as usize);
     memory.fill(0, SIZE as usize, 9).unwrap();
     pages
-        .read(std::slice::from_ref(&memory), &[Page { offset: 0, memory: (0, 0), bytes: SIZE as usize }])
+        .read(std::slice::from_ref(&memory), &[FilePage { offset: 0, memory: (0, 0), bytes: SIZE as usize }])
         .unwrap();
     let mut found = vec![1; SIZE as usize];
     memory.read(0, &mut found).unwrap();
@@ -243,7 +243,7 @@ fn bad_pages_are_refused_before_anything_is_moved() {
     let (reads, writes) = (fixture.open(false), fixture.open(true));
     let memory = [fixture.memory(4096)];
     let len = memory[0].len();
-    let page = |offset, memory, bytes| Page { offset, memory, bytes };
+    let page = |offset, memory, bytes| FilePage { offset, memory, bytes };
     for (bad, is_for_both) in [
         (page(SIZE, (0, 0), 1), false),
         (page(SIZE - 10, (0, 0), 11), false),
@@ -294,7 +294,7 @@ fn a_write_changes_the_time_of_modification() {
     let time = || pages.file.metadata().unwrap().modified().unwrap();
     let before = time();
     std::thread::sleep(Duration::from_millis(20));
-    pages.write(&memory, &[Page { offset: 4096, memory: (0, 0), bytes: 4096 }]).unwrap();
+    pages.write(&memory, &[FilePage { offset: 4096, memory: (0, 0), bytes: 4096 }]).unwrap();
     assert_eq!(pages.moved(), MovedBytes { registered: 4096, staged: 0 });
     assert!(time() > before);
 }
@@ -382,12 +382,12 @@ fn several_threads_move_pages_at_once() {
                 let (pages, fixture) = (&pages, &fixture);
                 scope.spawn(move || {
                     let memory = [fixture.memory(SIZE as usize / 4)];
-                    let page = |n: u64| Page {
+                    let page = |n: u64| FilePage {
                         offset: thread * (SIZE / 4) + n * 4096,
                         memory: (0, n as usize * 4096),
                         bytes: 4096,
                     };
-                    let list: Vec<Page> = (0..SIZE / 4 / 4096).map(page).collect();
+                    let list: Vec<FilePage> = (0..SIZE / 4 / 4096).map(page).collect();
                     for round in 0..20_u8 {
                         memory[0].fill(0, SIZE as usize / 4, round + thread as u8).unwrap();
                         pages.write(&memory, &list).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onehop_gpu::{Gpu, Place, Region};
-use onehop_pages::{Page, Pages, PagesOptions};
+use onehop_pages::{FilePage, Pages, PagesOptions};
 
 use super::{PageBuffer, PageFile, PageMover, PageRound, own_cpu_time};
 use crate::stats::Quantiles;
@@ -46,11 +46,11 @@ impl PageMover for LibraryMover {
     }
 
     fn round(&mut self, round: &PageRound<'_>, latencies: &mut Quantiles) -> Result<Duration> {
-        let all: Vec<Page> = round
+        let all: Vec<FilePage> = round
             .places
             .iter()
             .enumerate()
-            .map(|(n, place)| Page { offset: *place, memory: (0, n * round.page), bytes: round.page })
+            .map(|(n, place)| FilePage { offset: *place, memory: (0, n * round.page), bytes: round.page })
             .collect();
         let start = Instant::now();
         for batch in all.chunks(round.depth) {

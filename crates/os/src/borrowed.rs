@@ -1,0 +1,44 @@
+//! Memory of other code in this process, as memory that a device shares.
+
+use crate::{HostMem, Result};
+
+impl HostMem {
+    /// Memory that other code in this process has allocated. `owner` is dropped with the last clone of the result.
+    ///
+    /// # Errors
+    /// When the address is zero.
+    ///
+    /// # Safety
+    /// The bytes stay allocated, and writable if so told, until the owner is dropped. Code that uses them meanwhile does so at its
+    /// own risk: they are read and written as a device does.
+    pub unsafe fn borrow(
+        base: *mut u8,
+        len: usize,
+        writable: bool,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Self> {
+        Ok(Self::at(base, len, writable, true)?.on_last_drop(move || drop(owner)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn borrowed_memory_is_its_owners() {
+        let (mut bytes, owner) = (vec![1_u8; 100], Arc::new(()));
+        // SAFETY: the vector outlives the memory, and nobody uses it meanwhile.
+        let mem =
+            unsafe { HostMem::borrow(bytes.as_mut_ptr().wrapping_add(3), 90, true, owner.clone()) }.unwrap();
+        let part = mem.slice(1..80).unwrap();
+        drop(mem);
+        part.write(0, &[7; 79]).unwrap();
+        assert_eq!(Arc::strong_count(&owner), 2);
+        drop(part);
+        assert_eq!(Arc::strong_count(&owner), 1);
+        assert_eq!((bytes[3], &bytes[4..83], bytes[83]), (1, &[7; 79][..], 1));
+    }
+}
