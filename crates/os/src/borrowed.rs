@@ -41,4 +41,16 @@ mod tests {
         assert_eq!(Arc::strong_count(&owner), 1);
         assert_eq!((bytes[3], &bytes[4..83], bytes[83]), (1, &[7; 79][..], 1));
     }
+
+    #[test]
+    fn gives_back_when_the_last_clone_goes() {
+        let gone = Arc::new(AtomicU8::new(0));
+        let seen = gone.clone();
+        let mem = HostMem::anonymous(1).unwrap().on_last_drop(move || seen.store(1, Ordering::Relaxed));
+        let part = mem.slice(0..8).unwrap();
+        drop(mem);
+        assert_eq!(gone.load(Ordering::Relaxed), 0);
+        drop(part);
+        assert_eq!(gone.load(Ordering::Relaxed), 1);
+    }
 }

@@ -20,13 +20,9 @@ const MOST_THREADS: usize = 16;
 impl HostMem {
     /// Prepares all of its pages to be accessed, at once instead of one fault each. Does nothing where the kernel cannot do that.
     pub fn populate(&self) {
-        let how = if self.is_writable() {
-            rustix::mm::Advice::LinuxPopulateWrite
-        } else {
-            rustix::mm::Advice::LinuxPopulateRead
-        };
+        let how = if self.is_writable() { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         // SAFETY: the range lies within the mapping; this changes no byte of it.
-        let _ = unsafe { rustix::mm::madvise(self.host_ptr().cast(), self.len(), how) };
+        let _ = unsafe { madvise(self.host_ptr().cast(), self.len(), how) };
     }
 
     /// Zeroed memory of this process with all pages populated, in huge pages if available.

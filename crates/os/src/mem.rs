@@ -576,18 +576,6 @@ mod tests {
     }
 
     #[test]
-    fn gives_back_when_the_last_clone_goes() {
-        let gone = Arc::new(AtomicU8::new(0));
-        let seen = gone.clone();
-        let mem = HostMem::anonymous(1).unwrap().on_last_drop(move || seen.store(1, Ordering::Relaxed));
-        let part = mem.slice(0..8).unwrap();
-        drop(mem);
-        assert_eq!(gone.load(Ordering::Relaxed), 0);
-        drop(part);
-        assert_eq!(gone.load(Ordering::Relaxed), 1);
-    }
-
-    #[test]
     fn a_part_with_a_hook_of_its_own_keeps_that_of_the_whole() {
         let order = Arc::new(std::sync::Mutex::new(Vec::new()));
         let push = |name: &'static str| {
