@@ -24,6 +24,7 @@ impl HostMem {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU8, Ordering};
 
     use super::*;
 
