@@ -29,6 +29,8 @@ typedef struct onehop_drive onehop_drive;
 typedef struct onehop_gpu onehop_gpu;
 /* Bytes of a drive in GPU memory. */
 typedef struct onehop_bytes onehop_bytes;
+/* A file whose pages are moved to and from GPU memory. */
+typedef struct onehop_pages onehop_pages;
 /* An exported queue, with the data memory that its commands may use. */
 typedef struct onehop_lent onehop_lent;
 
@@ -44,7 +46,7 @@ enum onehop_error {
     ONEHOP_ERROR_GPU = 4,
     /* A defect of onehop. */
     ONEHOP_ERROR_DEFECT = 5,
-    /* The drive has no such file, or an unsupported file system. */
+    /* There is no such file, it cannot be read or written, or the drive has an unsupported file system. */
     ONEHOP_ERROR_FILE = 6,
     /* The bytes in GPU memory differ from those of the drive. */
     ONEHOP_ERROR_MISMATCH = 7,
@@ -220,6 +222,45 @@ uint64_t onehop_bytes_size(const onehop_bytes *loaded);
 int onehop_bytes_read(const onehop_bytes *loaded, uint64_t offset, void *to, size_t bytes);
 /* Frees the memory. Kernels that use it must have ended. */
 void onehop_bytes_close(onehop_bytes *loaded);
+
+/* Memory that pages are moved to and from: of the GPU (from cudaMalloc and the like, within one allocation), or of this process
+ * with the emulated one. It stays allocated during a call, and after ONEHOP_ERROR_GPU until the GPU has ended its work. */
+struct onehop_memory {
+    void *start;
+    uint64_t bytes;
+};
+
+/* A page. */
+struct onehop_page {
+    /* Where it lies in the file. */
+    uint64_t offset;
+    /* Where it begins in its memory. */
+    uint64_t at;
+    uint64_t bytes;
+    /* The number of its memory in the list, from 0 on. */
+    uint64_t memory;
+};
+
+/* Opens a file that exists for pages of a GPU. Of a file in memory (/dev/shm), or one that is opened for reading and is in the
+ * page cache, at most `registered` bytes are registered with the GPU (UINT64_MAX: half of the machine's memory), which then
+ * moves them without a CPU; other programs that open it wait for some milliseconds. Threads move all others. */
+int onehop_pages_open(const char *path, const onehop_gpu *gpu, int writable, uint64_t registered, onehop_pages **pages);
+/* Registers all of the file that may be, and stores how many bytes are, unless `bytes` is null. Without this, each part is
+ * registered in the background when its first page is moved. */
+int onehop_pages_register(const onehop_pages *pages, uint64_t *bytes);
+/* Reads pages from the file, and returns when all of them have arrived. Work of the GPU that uses the memories has to have
+ * ended before. Pages must not overlap. A page that is not within its memory and the file is an ONEHOP_ERROR_ARGUMENT before
+ * anything is moved. After an error that concerns one page, its number is stored, unless `failed` is null. */
+int onehop_pages_read(const onehop_pages *pages, const struct onehop_memory *memories, size_t memory_count,
+                      const struct onehop_page *list, size_t count, size_t *failed);
+/* Writes pages to the file, which may grow. When it returns, programs that read the file see them. */
+int onehop_pages_write(const onehop_pages *pages, const struct onehop_memory *memories, size_t memory_count,
+                       const struct onehop_page *list, size_t count, size_t *failed);
+/* Returns when everything that was written is on the disk. */
+int onehop_pages_sync(const onehop_pages *pages);
+/* Bytes moved so far, by the GPU and by threads. Each place may be null. */
+int onehop_pages_moved(const onehop_pages *pages, uint64_t *registered, uint64_t *staged);
+void onehop_pages_close(onehop_pages *pages);
 
 /* onehop_read and onehop_write on one thread of the emulated GPU: the same code on a CPU thread. */
 int onehop_emulated_read(const onehop_lent *lent, uint64_t lba, uint32_t blocks, uint64_t offset, int *answer);

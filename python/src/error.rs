@@ -254,7 +254,8 @@ fn raise(py: Python<'_>, error: &Error, text: String) -> PyResult<PyErr> {
         }
         None => PyErr::from_type(class, text),
     };
-    if let Error::Pages { why: PagesError::BadPage { page, .. } | PagesError::Page { page, .. }, .. } = error
+    if let Error::Pages { why, .. } = error
+        && let Some(page) = why.page()
     {
         raised.value(py).setattr("page", page)?;
     }

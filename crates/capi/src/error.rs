@@ -21,6 +21,8 @@ pub(crate) enum Error {
     Argument(String),
     #[error("{0}")]
     NotPossible(String),
+    #[error("{0}")]
+    File(String),
     #[error(transparent)]
     Transfer(Box<onehop_transfer::Error>),
     #[error(transparent)]
@@ -50,6 +52,7 @@ impl Error {
             Self::Drive(_) | Self::Sdr(_) => 3,
             Self::Transfer(error) => transfer_code(error),
             Self::Panicked(_) => 5,
+            Self::File(_) => 6,
         }
     }
 }

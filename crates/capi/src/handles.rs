@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use onehop_drive::{Io, Options};
 use onehop_gpu::Emulated;
-use onehop_gpu::cuda::Cuda;
+use onehop_gpu::cuda::{Cuda, CudaGpu};
 use onehop_os::StopSignal;
 
 use crate::error::Result;
@@ -35,14 +35,17 @@ pub struct Gpu {
     pub(crate) gpu: Arc<dyn onehop_gpu::Gpu>,
     /// Set if it is the emulated one.
     pub(crate) emulated: Option<Emulated>,
+    /// Set if it is a CUDA GPU.
+    pub(crate) cuda: Option<CudaGpu>,
 }
 
 impl Gpu {
     pub(crate) fn open(name: &str) -> Result<Self> {
         if name == "emu" {
             let emulated = Emulated::new();
-            return Ok(Self { gpu: Arc::new(emulated.clone()), emulated: Some(emulated) });
+            return Ok(Self { gpu: Arc::new(emulated.clone()), emulated: Some(emulated), cuda: None });
         }
-        Ok(Self { gpu: Arc::new(Cuda::load()?.open(name)?), emulated: None })
+        let cuda = Cuda::load()?.open(name)?;
+        Ok(Self { gpu: Arc::new(cuda.clone()), emulated: None, cuda: Some(cuda) })
     }
 }

@@ -8,6 +8,7 @@ mod error;
 mod export;
 mod handles;
 mod objects;
+mod pages;
 mod sdr;
 mod transfer;
 

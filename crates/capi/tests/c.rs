@@ -63,6 +63,21 @@ fn every_function_in_c() {
     assert!(content && said == "all of it\n", "{said}");
 }
 
+#[test]
+fn pages_in_c() {
+    let source = top().join("crates/capi/tests/programs/pages.c");
+    let Some(program) = compile("cc", &["-std=c99", "-pedantic"], &source) else { return };
+    for folder in [Path::new("/dev/shm"), &std::env::temp_dir()] {
+        let file = folder.join(format!("onehop-pages-c-{}", std::process::id()));
+        let content: Vec<u8> = (0..1_u32 << 20).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 11) as u8).collect();
+        std::fs::write(&file, &content).unwrap();
+        let is_in_memory = if folder == Path::new("/dev/shm") { "1" } else { "0" };
+        let (ended, said) = run(&program, &[file.to_str().unwrap(), is_in_memory]);
+        std::fs::remove_file(&file).unwrap();
+        assert!(ended && said == "all of it\n", "{said}");
+    }
+}
+
 /// Runs one part of the program that calls every function at a process's start, end or fork.
 fn at_edges(part: &str, says: &str) {
     let source = top().join("crates/capi/tests/programs/edges.c");
@@ -229,7 +244,7 @@ fn declared(header: &str) -> BTreeSet<String> {
 #[test]
 fn headers_and_libraries_have_the_same_functions() {
     let read = |file: &&str| std::fs::read_to_string(top().join("crates/capi/src").join(file)).unwrap();
-    let all = [(&["lib.rs", "transfer.rs"][..], "onehop.h", 23), (&["sdr.rs"], "sdr.h", 12)];
+    let all = [(&["lib.rs", "transfer.rs", "pages.rs"][..], "onehop.h", 30), (&["sdr.rs"], "sdr.h", 12)];
     for (files, header, least) in all {
         let source: String = files.iter().map(read).collect();
         let exported: BTreeSet<String> = source

@@ -35,3 +35,14 @@ pub enum PagesError {
     #[error("no page has been moved for {0:?}: the disk that has the file, or the GPU, does not answer")]
     Stalled(Duration),
 }
+
+impl PagesError {
+    /// The number of the page that it concerns, if that is known.
+    #[must_use]
+    pub fn page(&self) -> Option<usize> {
+        match self {
+            Self::BadPage { page, .. } | Self::Page { page, .. } => Some(*page),
+            _ => None,
+        }
+    }
+}
