@@ -36,8 +36,14 @@ fn described(interface: &Bound<'_, PyDict>) -> PyResult<(u64, usize, bool)> {
     let shape: Vec<u64> = entry("shape")?.extract()?;
     let kind: String = entry("typestr")?.extract()?;
     let (at, read_only): (u64, bool) = entry("data")?.extract()?;
-    let item: u64 =
-        kind.get(2..).and_then(|digits| digits.parse().ok()).ok_or_else(|| refused("its type is unknown"))?;
+    // A letter, and bytes; of text, characters of four bytes. Objects are pointers that Python counts.
+    let size: Option<u64> = kind.get(2..).and_then(|digits| digits.parse().ok());
+    let item = match kind.get(1..2) {
+        Some("O") | None => None,
+        Some("U") => size.and_then(|size| size.checked_mul(4)),
+        Some(_) => size,
+    };
+    let item = item.ok_or_else(|| refused("its type is that of objects, or unknown"))?;
     if let Some(strides) = interface.get_item("strides")?.filter(|strides| !strides.is_none()) {
         let strides: Vec<i64> = strides.extract()?;
         let mut packed = item as i64;
@@ -109,7 +115,8 @@ impl BorrowedMemory {
         let refused = |why: String| Err(Error::Request(why));
         match (self.place, gpu) {
             _ if self.bytes == 0 => {
-                Ok(Region::of_host(HostMem::anonymous(1).map_err(onehop_gpu::Error::from)?))
+                let page = HostMem::anonymous(1).map_err(onehop_gpu::Error::from)?;
+                Ok(Region::of_host(page).slice(0..0)?)
             }
             (BorrowedPlace::Gpu(Some(other)), Some(_)) if other != ordinal => {
                 refused(format!("a tensor is on cuda:{other}, and the file was opened for cuda:{ordinal}"))

@@ -52,7 +52,7 @@ pub(crate) enum Error {
     Rows(#[from] GatherError),
     /// Pages of a file.
     #[error("{}{why}", if file.is_empty() { String::new() } else { format!("{file}: ") })]
-    Pages { file: String, why: PagesError },
+    Pages { file: String, why: Box<PagesError> },
     /// The loading thread ended without a result.
     #[error("the loading thread ended early; this is a defect of onehop")]
     Lost,
@@ -74,6 +74,11 @@ impl ExceptionKind<'_> {
 }
 
 impl Error {
+    /// Of pages of an open file.
+    pub(crate) fn pages(why: PagesError) -> Self {
+        Self::Pages { file: String::new(), why: Box::new(why) }
+    }
+
     fn kind(&self) -> ExceptionKind<'_> {
         match self {
             Self::Request(_) => ExceptionKind::of("RequestError"),

@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 /// A file, and the device whose memory its pages are moved to and from.
 #[pyclass(frozen, module = "onehop")]
 pub(crate) struct PageFile {
-    pages: Pages,
+    /// None while it is dropped.
+    pages: Option<Pages>,
     device: GpuDevice,
     process: u32,
 }
@@ -50,16 +51,16 @@ impl PageFile {
             let options = PagesOptions { registered: registered.unwrap_or(options.registered), ..options };
             let device = device.open()?;
             let pages = Pages::open(&path, device.gpu.clone(), options)
-                .map_err(|why| Error::Pages { file: path.display().to_string(), why })?;
-            Ok(Self { pages, device, process: std::process::id() })
+                .map_err(|why| Error::Pages { file: path.display().to_string(), why: Box::new(why) })?;
+            Ok(Self { pages: Some(pages), device, process: std::process::id() })
         });
         Ok(opened?)
     }
 
     /// Registers all of the file that may be; returns how many bytes are.
     fn register(&self, py: Python<'_>) -> PyResult<u64> {
-        self.check_process()?;
-        Ok(py.detach(|| self.pages.register()))
+        let file = self.pages()?;
+        Ok(py.detach(|| file.register()))
     }
 
     /// Moves pages between the file and these arrays: to the file if `writes`.
@@ -70,7 +71,7 @@ impl PageFile {
         memories: Vec<Bound<'_, PyAny>>,
         pages: &[u8],
     ) -> PyResult<()> {
-        self.check_process()?;
+        let file = self.pages()?;
         let pages = page_list(pages)?;
         let borrowed: Vec<BorrowedMemory> =
             memories.iter().map(|array| BorrowedMemory::of_array(array, !writes)).collect::<PyResult<_>>()?;
@@ -78,36 +79,35 @@ impl PageFile {
         let moved = py.detach(|| -> Result<()> {
             let on_device = |memory: BorrowedMemory| memory.into_region_of(gpu, self.device.dlpack.id);
             let regions = borrowed.into_iter().map(on_device).collect::<Result<Vec<_>>>()?;
-            let moved =
-                if writes { self.pages.write(&regions, &pages) } else { self.pages.read(&regions, &pages) };
-            moved.map_err(|why| Error::Pages { file: String::new(), why })
+            let moved = if writes { file.write(&regions, &pages) } else { file.read(&regions, &pages) };
+            moved.map_err(Error::pages)
         });
         Ok(moved?)
     }
 
     /// Returns when everything that was written is on the disk.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
-        self.check_process()?;
-        Ok(py.detach(|| self.pages.sync()).map_err(|why| Error::Pages { file: String::new(), why })?)
+        let file = self.pages()?;
+        Ok(py.detach(|| file.sync()).map_err(Error::pages)?)
     }
 
     /// The size of the file.
     #[getter]
     fn size(&self) -> PyResult<u64> {
-        Ok(self.pages.size().map_err(|why| Error::Pages { file: String::new(), why })?)
+        Ok(self.pages()?.size().map_err(Error::pages)?)
     }
 
     /// Bytes moved so far: by the GPU alone, and by threads.
     #[getter]
-    fn moved(&self) -> (u64, u64) {
-        let MovedBytes { registered, staged } = self.pages.moved();
-        (registered, staged)
+    fn moved(&self) -> PyResult<(u64, u64)> {
+        let MovedBytes { registered, staged } = self.pages()?.moved();
+        Ok((registered, staged))
     }
 
     /// Why threads moved the last page that they moved.
     #[getter]
-    fn why_staged(&self) -> Option<String> {
-        self.pages.why_staged()
+    fn why_staged(&self) -> PyResult<Option<String>> {
+        Ok(self.pages()?.why_staged())
     }
 
     /// The device.
@@ -117,11 +117,19 @@ impl PageFile {
     }
 }
 
-impl PageFile {
-    fn check_process(&self) -> Result<()> {
-        if std::process::id() == self.process {
-            return Ok(());
+impl Drop for PageFile {
+    fn drop(&mut self) {
+        if self.pages().is_err() {
+            // A child lacks the threads, and another thread may have held a lock at the fork.
+            std::mem::forget(self.pages.take());
         }
-        Err(Error::Request("this file was opened before a fork: open it again in the child".into()))
+    }
+}
+
+impl PageFile {
+    fn pages(&self) -> Result<&Pages> {
+        let forked =
+            || Error::Request("this file was opened before a fork: open it again in the child".into());
+        self.pages.as_ref().filter(|_| std::process::id() == self.process).ok_or_else(forked)
     }
 }

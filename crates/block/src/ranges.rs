@@ -1,8 +1,8 @@
 //! Copies of many ranges by few threads.
 //!
 //! Warps take ranges in turn. A thread has eight loads of 16 bytes under way, so that a warp copies a page of 4 KiB at once.
-//! Few warps suffice for the link to host memory. More would have more bytes under way than the link takes, and whatever waits
-//! for it delays the memory accesses of every other kernel.
+//! Few warps suffice for the link to host memory. More would have more bytes under way than the link takes, and accesses that wait
+//! for it delay those of every other kernel.
 
 use onehop_proto::GpuAddr;
 

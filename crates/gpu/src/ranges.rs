@@ -19,6 +19,9 @@ pub struct CopyRange {
 impl CopyRange {
     /// Checks that it lies within two of these memories.
     pub(crate) fn check(&self, memories: &[Region]) -> Result<()> {
+        if let Some(host) = memories.get(self.to.0).and_then(DmaMemory::host).filter(|_| self.bytes > 0) {
+            host.check_writable_range(0, 0)?;
+        }
         for (number, offset) in [self.from, self.to] {
             let len = memories.get(number).map_or(0, Region::len);
             if offset > len || self.bytes > len - offset {

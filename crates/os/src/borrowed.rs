@@ -9,8 +9,8 @@ impl HostMem {
     /// When the address is zero.
     ///
     /// # Safety
-    /// The bytes stay allocated, and writable if so told, until the owner is dropped. Code that uses them meanwhile does so at its
-    /// own risk: they are read and written as a device does.
+    /// The bytes stay allocated, and writable if so told, until the owner is dropped. No Rust reference to them is used meanwhile:
+    /// they are read and written as by a device.
     pub unsafe fn borrow(
         base: *mut u8,
         len: usize,

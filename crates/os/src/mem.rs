@@ -285,7 +285,7 @@ impl HostMem {
     pub fn word(&self, offset: usize) -> Result<&AtomicU32> {
         self.check(offset, 4)?;
         self.check_writable()?;
-        if !(self.offset + offset).is_multiple_of(4) {
+        if !self.host_ptr().addr().wrapping_add(offset).is_multiple_of(4) {
             return Err(Error::OutOfRange { offset, bytes: 4, len: self.len });
         }
         // SAFETY: in range and aligned; the mapping outlives &self. References to it are only to atomics; see
@@ -462,7 +462,8 @@ impl HostMem {
 
     /// The number of single bytes before the first aligned word, and the number of words after them.
     fn parts(&self, offset: usize, bytes: usize) -> (usize, usize) {
-        let head = ((self.offset + offset).next_multiple_of(8) - self.offset - offset).min(bytes);
+        let start = self.host_ptr().addr() + offset;
+        let head = (start.next_multiple_of(8) - start).min(bytes);
         (head, (bytes - head) / 8)
     }
 

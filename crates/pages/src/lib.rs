@@ -3,10 +3,10 @@
 //! 1. [`Pages::open`] opens a file for a GPU.
 //! 2. [`Pages::read`] and [`Pages::write`] move a batch of [`FilePage`]s between the file and regions of memory.
 //! 3. [`Pages::sync`] makes what was written durable.
-//! 4. [`Pages::moved`] and [`Pages::why_staged`] report which ways the bytes took.
+//! 4. [`Pages::moved`] and [`Pages::why_staged`] report which routes the bytes took.
 //!
-//! There are two ways. A file whose pages stay in memory is *registered* with the GPU, a window at a time: the copy engine
-//! moves bytes between the page cache and GPU memory, and no CPU touches them. A lease of the file makes other programs that
+//! There are two routes. A file whose pages stay in memory is *registered* with the GPU, a window at a time: the GPU moves
+//! bytes between the page cache and its memory, and no CPU touches them. A lease of the file makes other programs that
 //! open it wait until the GPU has ended (`registered.rs`). Everything else is *staged*: threads read and write the file, and
 //! the copy engine moves the bytes between their pinned memory and the GPU's (`staged.rs`).
 #![forbid(unsafe_code)]
@@ -14,6 +14,7 @@
 mod error;
 mod registered;
 mod staged;
+mod windows;
 
 use std::fs::File;
 use std::io;
@@ -61,7 +62,7 @@ impl PagesOptions {
     }
 }
 
-/// Bytes that were moved, by way.
+/// Bytes that were moved, by route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MovedBytes {
     /// Between the page cache and the GPU, without a CPU.
@@ -101,7 +102,8 @@ impl Pages {
         Self::new(file.map_err(PagesError::File)?, gpu, options)
     }
 
-    /// The same for an open file, for reading and writing if it is to be written.
+    /// The same for an open file, for reading and writing if it is to be written. Nobody may truncate it, or punch holes into it,
+    /// through a duplicate of this descriptor or an older mapping: the kernel would not report that.
     ///
     /// # Errors
     /// When it is not a file.
@@ -133,7 +135,8 @@ impl Pages {
         self.registrations.register_all()
     }
 
-    /// Reads pages into these memories. The call returns when all of them are there.
+    /// Reads pages into these memories. The call returns when all of them are there. Work of the GPU that uses the memories has to
+    /// have ended before it.
     ///
     /// # Errors
     /// [`PagesError::BadPage`] for a page that does not lie within its memory and the file, before anything is moved. After other
@@ -142,7 +145,8 @@ impl Pages {
         self.transfer(PageDirection::Read, memories, pages)
     }
 
-    /// Writes pages of these memories to the file, which grows if they lie behind its end. Another program that reads the file
+    /// Writes pages of these memories to the file, which grows if they lie behind its end. Work of the GPU on the memories has to
+    /// have ended before the call. Another program that reads the file
     /// sees them when the call has returned. Pages that overlap are written in any order.
     ///
     /// # Errors
@@ -195,14 +199,11 @@ impl Pages {
             check(page, memories, (direction == PageDirection::Read).then_some(size))
                 .map_err(|why| PagesError::BadPage { page: number, why })?;
         }
-        let staged = {
-            let (staged, moved) = self.registrations.transfer(direction, memories, pages, size)?;
-            self.counts[0].fetch_add(moved, Ordering::Relaxed);
-            if moved > 0 && direction == PageDirection::Write {
-                self.set_time();
-            }
-            staged
-        };
+        let (staged, moved) = self.registrations.transfer(direction, memories, pages, size)?;
+        self.counts[0].fetch_add(moved, Ordering::Relaxed);
+        if moved > 0 && direction == PageDirection::Write {
+            self.set_time();
+        }
         let bytes = staged.iter().map(|part| part.bytes as u64).sum();
         self.stages.transfer(direction, memories, staged)?;
         self.counts[1].fetch_add(bytes, Ordering::Relaxed);
@@ -213,7 +214,7 @@ impl Pages {
     fn set_time(&self) {
         let nanos = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
         let times = Timestamps { last_access: nanos(UTIME_OMIT), last_modification: nanos(UTIME_NOW) };
-        // Only its owner has a lease, and may.
+        // Only the owner of a file has leases of it, and the owner may.
         let _ = futimens(&self.file, &times);
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! Registered pages stay in memory, and the GPU goes on using them when somebody truncates the file, punches a hole into it or
 //! writes past the page cache: it would read old bytes, and what it writes would be lost. So nothing is registered without a
-//! lease of the file: the kernel makes programs that would open or truncate it wait until the lease is given back. A thread
-//! looks for them and gives it back as soon as the copies under way have ended.
+//! lease of the file: the kernel makes programs that would open or truncate it wait until the lease is released. A thread polls
+//! for them, and releases it as soon as the copies under way have ended.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
@@ -16,33 +16,28 @@ use onehop_os::{FileLease, HostMem};
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, fstatfs, statx};
 
 use crate::staged::StagedPart;
+use crate::windows::{FoundWindow, Windows};
 use crate::{FilePage, PageDirection, PagesOptions, Result, lock};
 
 /// Bytes that are registered at once.
 pub(crate) const WINDOW: u64 = 64 << 20;
 const PAGE: u64 = 4096;
-/// How often to look for programs that wait for the file.
-const LOOK: Duration = Duration::from_millis(10);
-/// How long to wait before a lease is taken again, or a window registered that could not be.
+/// How often to poll for programs that wait for the file.
+const POLL: Duration = Duration::from_millis(10);
+/// How long to wait before a lease is taken again.
 const PAUSE: Duration = Duration::from_millis(250);
-/// How long a window must have been unused before it makes room for another: registering one takes as long as moving thousands
-/// of its pages by threads.
-const UNUSED: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 2000 });
 /// Threads that register windows: most of the time is the kernel's, which maps page after page.
 const THREADS: usize = 4;
 /// How long a program may wait for all of a file to be registered.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(120);
-/// Longer than anything lives.
-const CLOSED: Duration = Duration::from_secs(1 << 32);
 /// Bits of a mode: to execute, or as another user. A write has to clear some of them.
 const EXECUTABLE: u16 = 0o6111;
-
-/// Bytes of ranges that the copy engine copies as fast as a kernel does.
+/// Below this, a kernel copies between pages of 4 KiB and the GPU faster than the copy engine.
 const KERNEL_BELOW: usize = 1 << 20;
+/// Copiers that are kept, for as many threads as usually move pages at a time.
+const COPIERS: usize = 16;
 
 const NOT_CACHED: &str = "not all of its part of the file is in memory";
-const UNDER_WAY: &str = "its part of the file is being registered";
-const TAIL: &str = "the file grows, or it is its last page, which is not whole";
 
 /// See the module.
 pub(crate) struct Registrations {
@@ -53,50 +48,33 @@ pub(crate) struct Registrations {
     leased: RwLock<Option<Leased>>,
     /// When to try to take a lease.
     next: Mutex<Instant>,
-    why: Mutex<Option<String>>,
+    why: Mutex<Option<Arc<str>>>,
     copiers: Mutex<Vec<Box<dyn RangeCopier>>>,
+    /// Copiers that failed. As long as the GPU has not ended what they started, the lease remains.
+    failed: Mutex<Vec<Box<dyn RangeCopier>>>,
     wanted: Mutex<Wanted>,
-    /// Nothing is wanted any more.
+    /// No thread registers windows any more.
     done: Condvar,
-    itself: Weak<Registrations>,
+    weak: Weak<Registrations>,
 }
 
-/// Windows to be registered, by threads that end when there are none.
+/// Numbers of windows to be registered, by threads that end when there are none.
 #[derive(Default)]
 struct Wanted {
-    names: VecDeque<u64>,
+    numbers: VecDeque<u64>,
     threads: usize,
 }
 
 /// A lease, and what is registered as long as it lasts.
 struct Leased {
-    windows: Mutex<Windows>,
     lease: FileLease,
-}
-
-#[derive(Default)]
-struct Windows {
-    all: BTreeMap<u64, RegisteredWindow>,
-    /// Bytes that are registered, or about to be.
-    bytes: u64,
-}
-
-/// A part of the file.
-struct RegisteredWindow {
-    memory: Option<Region>,
-    /// Registered bytes.
-    bytes: u64,
-    /// Whether a thread is to register it.
-    is_wanted: bool,
-    /// When it may be tried again.
-    retry: Instant,
-    used: Instant,
+    windows: Mutex<Windows>,
 }
 
 impl Registrations {
     /// With windows of so many bytes, whole pages.
     pub(crate) fn new(file: Arc<File>, gpu: Arc<dyn Gpu>, options: PagesOptions, window: u64) -> Arc<Self> {
-        Arc::new_cyclic(|itself| Self {
+        Arc::new_cyclic(|weak| Self {
             file,
             gpu,
             options,
@@ -105,26 +83,33 @@ impl Registrations {
             next: Mutex::new(Instant::now()),
             why: Mutex::default(),
             copiers: Mutex::default(),
+            failed: Mutex::default(),
             wanted: Mutex::default(),
             done: Condvar::new(),
-            itself: itself.clone(),
+            weak: weak.clone(),
         })
     }
 
-    /// Gives the lease back, and takes no other.
+    /// Releases the lease. Nothing may be moved afterwards.
     pub(crate) fn close(&self) {
-        *lock(&self.next) = Instant::now() + CLOSED;
-        *self.leased.write().unwrap_or_else(PoisonError::into_inner) = None;
+        let mut leased = self.leased.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(leased) = leased.take() else { return };
+        if self.is_settled() {
+            leased.release();
+        } else {
+            // The GPU may still write to the file, until the process ends.
+            std::mem::forget(leased);
+        }
     }
 
     pub(crate) fn why(&self) -> Option<String> {
-        lock(&self.why).clone()
+        lock(&self.why).as_deref().map(str::to_owned)
     }
 
-    fn note(&self, why: impl Into<String> + AsRef<str>) {
+    fn note(&self, why: &Arc<str>) {
         let mut noted = lock(&self.why);
-        if noted.as_deref() != Some(why.as_ref()) {
-            *noted = Some(why.into());
+        if noted.as_deref() != Some(why) {
+            *noted = Some(why.clone());
         }
     }
 
@@ -146,16 +131,25 @@ impl Registrations {
             memories: memories.to_vec(),
             ranges: Vec::new(),
             staged: Vec::new(),
+            windows: HashMap::new(),
         };
+        let (mut new, mut dropped) = (Vec::new(), Vec::new());
         {
             let mut windows = lock(&leased.windows);
-            let mut found = HashMap::new();
-            let mut find = |name, batch: &mut RegisteredBatch| {
-                *found.entry(name).or_insert_with(|| self.find(&mut windows, name, size, batch))
+            let mut find = |number| {
+                let found = windows.find(number, self.possible(number, size), &mut dropped);
+                if found.is_new {
+                    new.push(number);
+                }
+                found
             };
             for (number, page) in pages.iter().enumerate() {
-                self.divide(&mut batch, &mut find, (number, page));
+                batch.divide((number, page), self.window, &mut find, |why| self.note(why));
             }
+        }
+        drop(dropped);
+        if !new.is_empty() {
+            self.want(new);
         }
         let moved = batch.ranges.iter().map(|range| range.bytes as u64).sum();
         self.copy(&batch)?;
@@ -168,81 +162,51 @@ impl Registrations {
         }
         let idle = lock(&self.copiers).pop();
         let mut copier = idle.map_or_else(|| self.gpu.range_copier(KERNEL_BELOW), Ok)?;
-        // A copier that failed is dropped, and keeps what the GPU may still use.
-        copier.start(&batch.memories, &batch.ranges)?;
-        copier.wait()?;
-        lock(&self.copiers).push(copier);
-        Ok(())
-    }
-
-    /// Divides a page into parts of windows.
-    fn divide(
-        &self,
-        batch: &mut RegisteredBatch,
-        find: &mut impl FnMut(u64, &mut RegisteredBatch) -> FoundWindow,
-        (number, page): (usize, &FilePage),
-    ) {
-        let (mut at, end) = (page.offset, page.offset + page.bytes as u64);
-        while at < end {
-            let name = at / self.window;
-            let until = end.min((name + 1) * self.window);
-            let (from, bytes) = ((at - page.offset) as usize, (until - at) as usize);
-            let memory = (page.memory.0, page.memory.1 + from);
-            let window = find(name, batch);
-            if until <= window.until {
-                batch.add((window.number, (at - name * self.window) as usize), memory, bytes);
-            } else {
-                self.note(window.why);
-                batch.staged.push(StagedPart { page: number, offset: at, memory, bytes });
+        let copied = copier.start(&batch.memories, &batch.ranges).and_then(|()| copier.wait());
+        match copied {
+            Ok(()) => {
+                let mut copiers = lock(&self.copiers);
+                if copiers.len() < COPIERS {
+                    copiers.push(copier);
+                }
+                Ok(())
             }
-            at = until;
-        }
-    }
-
-    /// Finds a window, and adds its memory to the batch's. If it could have more bytes registered, that is begun.
-    fn find(&self, windows: &mut Windows, name: u64, size: u64, batch: &mut RegisteredBatch) -> FoundWindow {
-        let (start, now) = (name * self.window, Instant::now());
-        let possible = self.whole(size).saturating_sub(start).min(self.window);
-        if possible == 0 {
-            return FoundWindow { number: 0, until: 0, why: TAIL };
-        }
-        let window = windows.all.entry(name).or_insert_with(|| RegisteredWindow::new(now));
-        window.used = now;
-        let mut found = FoundWindow { number: 0, until: 0, why: NOT_CACHED };
-        if let Some(memory) = &window.memory {
-            batch.memories.push(memory.clone());
-            found = FoundWindow { number: batch.memories.len() - 1, until: start + window.bytes, why: TAIL };
-        }
-        if window.memory.is_none() || window.bytes < possible {
-            if !window.is_wanted && now >= window.retry {
-                window.is_wanted = true;
-                self.want([name]);
-            }
-            if window.is_wanted {
-                found.why = UNDER_WAY;
+            Err(error) => {
+                lock(&self.failed).push(copier);
+                Err(error.into())
             }
         }
-        found
     }
 
-    /// Bytes of the file from its start on that may be registered: the kernel does not store what is written behind the end of
-    /// the last page.
-    fn whole(&self, size: u64) -> u64 {
-        if self.options.writes { size / PAGE * PAGE } else { size.next_multiple_of(PAGE) }
+    /// Whether the GPU has ended everything that failed copiers started.
+    fn is_settled(&self) -> bool {
+        let mut failed = lock(&self.failed);
+        failed.retain_mut(|copier| copier.wait().is_err_and(|error| error.is_under_way()));
+        failed.is_empty()
     }
 
-    fn want(&self, names: impl IntoIterator<Item = u64>) {
+    /// Bytes of a window that may be registered: the kernel does not store what is written behind the end of the last page.
+    fn possible(&self, number: u64, size: u64) -> u64 {
+        let end = if self.options.writes { size / PAGE * PAGE } else { size.next_multiple_of(PAGE) };
+        end.saturating_sub(number * self.window).min(self.window)
+    }
+
+    fn size(&self) -> u64 {
+        self.file.metadata().map_or(0, |found| found.len())
+    }
+
+    fn want(&self, numbers: impl IntoIterator<Item = u64>) {
         let mut wanted = lock(&self.wanted);
-        wanted.names.extend(names);
-        while wanted.threads < THREADS.min(wanted.names.len()) {
-            let this = self.itself.clone();
+        wanted.numbers.extend(numbers);
+        while wanted.threads < THREADS.min(wanted.numbers.len()) {
+            let this = self.weak.clone();
             let register = move || {
                 if let Some(this) = this.upgrade() {
                     this.register_wanted();
                 }
             };
             if let Err(error) = std::thread::Builder::new().name("onehop register".into()).spawn(register) {
-                self.note(format!("no thread could be started: {error}"));
+                self.note(&format!("no thread could be started: {error}").into());
                 return;
             }
             wanted.threads += 1;
@@ -252,7 +216,7 @@ impl Registrations {
     fn register_wanted(&self) {
         loop {
             let mut wanted = lock(&self.wanted);
-            let Some(name) = wanted.names.pop_front() else {
+            let Some(number) = wanted.numbers.pop_front() else {
                 wanted.threads -= 1;
                 if wanted.threads == 0 {
                     self.done.notify_all();
@@ -262,92 +226,65 @@ impl Registrations {
             drop(wanted);
             let leased = self.leased.read().unwrap_or_else(PoisonError::into_inner);
             if let Some(leased) = leased.as_ref().filter(|leased| !leased.lease.is_wanted()) {
-                self.register(&leased.windows, name);
+                self.register(&leased.windows, number);
             }
         }
     }
 
-    fn register(&self, windows: &Mutex<Windows>, name: u64) {
-        let size = self.file.metadata().map_or(0, |found| found.len());
-        let start = name * self.window;
-        let bytes = self.whole(size).saturating_sub(start).min(self.window);
-        let has_room = self.is_cached(start, bytes) && {
-            let mut windows = lock(windows);
-            windows.remove(name);
-            let has_room = windows.make_room(bytes, self.options.registered);
-            windows.bytes += if has_room { bytes } else { 0 };
-            if !has_room {
-                self.note(format!(
-                    "no more than {} bytes may be registered at once",
-                    self.options.registered
-                ));
-            }
-            has_room
-        };
-        if !has_room {
-            // An older, shorter registration remains.
-            lock(windows).put_off(name);
+    fn register(&self, windows: &Mutex<Windows>, number: u64) {
+        let (start, mut dropped) = (number * self.window, Vec::new());
+        let bytes = self.possible(number, self.size());
+        if bytes == 0 || cached_bytes(&self.file, start, bytes).ok() != Some(bytes) {
+            lock(windows).put_off(number, NOT_CACHED);
             return;
         }
-        let memory = self.adopt(start, bytes);
-        let mut windows = lock(windows);
-        match memory {
-            Some(memory) => windows.insert(name, memory, bytes),
-            None => {
-                windows.bytes -= bytes;
-                windows.put_off(name);
-            }
-        }
-    }
-
-    fn is_cached(&self, start: u64, bytes: u64) -> bool {
-        let is_cached = bytes > 0 && cached_bytes(&self.file, start, bytes).ok() == Some(bytes);
-        if !is_cached {
-            self.note(NOT_CACHED);
-        }
-        is_cached
-    }
-
-    fn adopt(&self, start: u64, bytes: u64) -> Option<Region> {
+        let most = self.options.registered;
+        let reserved = lock(windows).reserve(number, bytes, most, &mut dropped);
+        drop(dropped);
+        let Some(more) = reserved else {
+            lock(windows).put_off(number, &format!("no more than {most} bytes may be registered at once"));
+            return;
+        };
         let mapped = HostMem::of_file_range(&self.file, start, bytes as usize, self.options.writes);
         let adopted = mapped.map_err(onehop_gpu::Error::from).and_then(|mem| {
             mem.populate();
             self.gpu.adopt(Place::PinnedHost, mem)
         });
-        adopted.map_err(|error| self.note(error.to_string())).ok()
+        let former = match adopted {
+            Ok(memory) => lock(windows).insert(number, (memory, bytes), more),
+            Err(error) => {
+                let mut windows = lock(windows);
+                windows.release(more);
+                windows.put_off(number, &error.to_string());
+                None
+            }
+        };
+        // Not while the windows are locked: unregistering may take a while.
+        drop(former);
     }
 
     /// Registers all that may be, and returns how many bytes that is.
     pub(crate) fn register_all(&self) -> u64 {
         self.take_lease();
-        let size = self.file.metadata().map_or(0, |found| found.len());
-        if let Some(leased) = &*self.leased.read().unwrap_or_else(PoisonError::into_inner) {
-            let (mut windows, now) = (lock(&leased.windows), Instant::now());
-            let names = 0..self.whole(size).min(self.options.registered).div_ceil(self.window);
-            let missing = names.filter(|name| {
-                let window = windows.all.entry(*name).or_insert_with(|| RegisteredWindow::new(now));
-                let is_missing = window.memory.is_none() && !window.is_wanted;
-                window.is_wanted |= is_missing;
-                is_missing
-            });
-            let missing: Vec<u64> = missing.collect();
-            drop(windows);
+        let (size, leased) = (self.size(), || self.leased.read().unwrap_or_else(PoisonError::into_inner));
+        if let Some(leased) = &*leased() {
+            let count = size.min(self.options.registered).div_ceil(self.window);
+            let missing = lock(&leased.windows).want_all(count, |number| self.possible(number, size));
             self.want(missing);
         }
         let end = Instant::now() + REGISTER_TIMEOUT;
         let mut wanted = lock(&self.wanted);
         while wanted.threads > 0 && Instant::now() < end {
-            wanted = self.done.wait_timeout(wanted, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            let left = end.saturating_duration_since(Instant::now());
+            wanted = self.done.wait_timeout(wanted, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(wanted);
-        let leased = self.leased.read().unwrap_or_else(PoisonError::into_inner);
-        leased.as_ref().map_or(0, |leased| lock(&leased.windows).bytes)
+        leased().as_ref().map_or(0, |leased| lock(&leased.windows).bytes())
     }
 
     /// Takes a lease if there is none, unless that was tried a moment ago.
     fn take_lease(&self) {
-        let is_leased = || self.leased.read().unwrap_or_else(PoisonError::into_inner).is_some();
-        if is_leased() {
+        if self.leased.read().unwrap_or_else(PoisonError::into_inner).is_some() {
             return;
         }
         {
@@ -357,8 +294,8 @@ impl Registrations {
             }
             *next = Instant::now() + PAUSE;
         }
-        if let Err(why) = self.suits() {
-            self.note(why);
+        if let Err(why) = self.check_suitable() {
+            self.note(&why.into());
             return;
         }
         let mut leased = self.leased.write().unwrap_or_else(PoisonError::into_inner);
@@ -368,23 +305,26 @@ impl Registrations {
         match FileLease::take(&self.file) {
             Ok(lease) => {
                 if self.watch() {
-                    *leased = Some(Leased { windows: Mutex::default(), lease });
+                    *leased = Some(Leased { lease, windows: Mutex::default() });
                 }
             }
-            Err(error) => self.note(match error.kind() {
-                std::io::ErrorKind::WouldBlock => "the file is open elsewhere".into(),
-                std::io::ErrorKind::PermissionDenied => "the file belongs to another user".into(),
-                _ => format!("the kernel gives no lease of the file: {error}"),
-            }),
+            Err(error) => {
+                let why = match error.kind() {
+                    std::io::ErrorKind::WouldBlock => "the file is open elsewhere".into(),
+                    std::io::ErrorKind::PermissionDenied => "the file belongs to another user".into(),
+                    _ => format!("the kernel gives no lease of the file: {error}"),
+                };
+                self.note(&why.into());
+            }
         }
     }
 
-    /// Starts the thread that gives the lease back when another program waits for the file, and ends when it is given back.
+    /// Starts the thread that releases the lease when another program waits for the file, and ends when it is released.
     fn watch(&self) -> bool {
-        let this = self.itself.clone();
+        let this = self.weak.clone();
         let watch = move || {
             loop {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL);
                 let Some(this) = this.upgrade() else { return };
                 let is_wanted = |leased: &Leased| leased.lease.is_wanted();
                 let read = this.leased.read().unwrap_or_else(PoisonError::into_inner);
@@ -394,25 +334,35 @@ impl Registrations {
                     Some(true) => {}
                 }
                 drop(read);
+                if !this.is_settled() {
+                    continue;
+                }
                 // Waits for copies.
                 let mut write = this.leased.write().unwrap_or_else(PoisonError::into_inner);
-                if write.as_ref().is_some_and(is_wanted) {
-                    *write = None;
+                if write.as_ref().is_some_and(is_wanted)
+                    && let Some(leased) = write.take()
+                {
                     *lock(&this.next) = Instant::now() + PAUSE;
-                    this.note("another program has opened or truncated the file");
+                    this.note(&"another program has opened or truncated the file".into());
+                    let windows = leased.release_only();
+                    drop(write);
+                    drop(windows);
                     return;
                 }
             }
         };
         let started = std::thread::Builder::new().name("onehop lease".into()).spawn(watch);
-        started.map_err(|error| self.note(format!("no thread could be started: {error}"))).is_ok()
+        started.map_err(|error| self.note(&format!("no thread could be started: {error}").into())).is_ok()
     }
 
     /// Whether the file's pages may be registered, or why not.
-    fn suits(&self) -> std::result::Result<(), String> {
+    fn check_suitable(&self) -> std::result::Result<(), String> {
         const TMPFS: u64 = 0x0102_1994;
         const EXT4: u64 = 0xef53;
         const XFS: u64 = 0x5846_5342;
+        if self.options.registered == 0 {
+            return Err("nothing is to be registered".into());
+        }
         match fstatfs(&self.file).map_or(0, |fs| fs.f_type as u64) {
             TMPFS => {}
             EXT4 | XFS if !self.options.writes => {}
@@ -422,7 +372,7 @@ impl Registrations {
                         .into(),
                 );
             }
-            _ => return Err("its file system is none of tmpfs, ext4 and XFS".into()),
+            _ => return Err("its file system is not tmpfs, ext4 or XFS".into()),
         }
         if !self.options.writes {
             return Ok(());
@@ -439,15 +389,19 @@ impl Registrations {
     }
 }
 
-/// A window as a batch finds it.
-#[derive(Clone, Copy)]
-struct FoundWindow {
-    /// The number of its memory in the batch's list.
-    number: usize,
-    /// Where what is registered of it ends in the file.
-    until: u64,
-    /// Why no more is.
-    why: &'static str,
+impl Leased {
+    /// Releases the lease first: unregistering takes a while, and the GPU does not use the pages any more.
+    fn release_only(self) -> Mutex<Windows> {
+        let Self { lease, windows } = self;
+        drop(lease);
+        windows
+    }
+
+    /// The same, and leaves the rest to another thread if there can be one.
+    fn release(self) {
+        let windows = self.release_only();
+        let _ = std::thread::Builder::new().name("onehop unregister".into()).spawn(move || drop(windows));
+    }
 }
 
 /// The copies of a batch, and the parts that the GPU cannot move by itself.
@@ -456,9 +410,51 @@ struct RegisteredBatch {
     memories: Vec<Region>,
     ranges: Vec<CopyRange>,
     staged: Vec<StagedPart>,
+    /// Windows that it has found.
+    windows: HashMap<u64, BatchWindow>,
+}
+
+/// A window that a batch has found.
+struct BatchWindow {
+    /// The number of its memory in the batch's list.
+    memory: usize,
+    /// Where what is registered of it ends.
+    bytes: usize,
+    why: Arc<str>,
 }
 
 impl RegisteredBatch {
+    /// Divides a page into parts of windows.
+    fn divide(
+        &mut self,
+        (number, page): (usize, &FilePage),
+        window: u64,
+        mut find: impl FnMut(u64) -> FoundWindow,
+        note: impl Fn(&Arc<str>),
+    ) {
+        let (mut at, end) = (page.offset, page.offset + page.bytes as u64);
+        while at < end {
+            let index = at / window;
+            let until = end.min((index + 1) * window);
+            let (done, bytes) = ((at - page.offset) as usize, (until - at) as usize);
+            let (memory, start) = ((page.memory.0, page.memory.1 + done), (at - index * window) as usize);
+            let memories = &mut self.memories;
+            let found = self.windows.entry(index).or_insert_with(|| {
+                let FoundWindow { memory, bytes, why, .. } = find(index);
+                memories.extend(memory);
+                BatchWindow { memory: memories.len().saturating_sub(1), bytes: bytes as usize, why }
+            });
+            if start + bytes <= found.bytes {
+                let file = (found.memory, start);
+                self.add(file, memory, bytes);
+            } else {
+                note(&found.why);
+                self.staged.push(StagedPart { page: number, offset: at, memory, bytes });
+            }
+            at = until;
+        }
+    }
+
     /// Adds a copy, or lengthens the last one.
     fn add(&mut self, file: (usize, usize), memory: (usize, usize), bytes: usize) {
         let (from, to) = match self.direction {
@@ -474,46 +470,5 @@ impl RegisteredBatch {
             return;
         }
         self.ranges.push(CopyRange { from, to, bytes });
-    }
-}
-
-impl RegisteredWindow {
-    fn new(now: Instant) -> Self {
-        Self { memory: None, bytes: 0, is_wanted: false, retry: now, used: now }
-    }
-}
-
-impl Windows {
-    fn remove(&mut self, name: u64) {
-        if let Some(window) = self.all.get_mut(&name)
-            && window.memory.take().is_some()
-        {
-            self.bytes -= window.bytes;
-        }
-    }
-
-    fn insert(&mut self, name: u64, memory: Region, bytes: u64) {
-        let window = self.all.entry(name).or_insert_with(|| RegisteredWindow::new(Instant::now()));
-        (window.memory, window.bytes, window.is_wanted) = (Some(memory), bytes, false);
-    }
-
-    /// It could not be registered.
-    fn put_off(&mut self, name: u64) {
-        let now = Instant::now();
-        let window = self.all.entry(name).or_insert_with(|| RegisteredWindow::new(now));
-        (window.is_wanted, window.retry) = (false, now + PAUSE);
-    }
-
-    /// Removes windows that have not been used for a while, the longest unused first, until there is room.
-    fn make_room(&mut self, bytes: u64, most: u64) -> bool {
-        while self.bytes + bytes > most {
-            let registered = self.all.iter().filter(|(_, window)| window.memory.is_some());
-            let unused = registered.filter(|(_, window)| window.used.elapsed() >= UNUSED);
-            let Some(oldest) = unused.min_by_key(|(_, window)| window.used).map(|(name, _)| *name) else {
-                return false;
-            };
-            self.remove(oldest);
-        }
-        true
     }
 }

@@ -19,7 +19,7 @@ use crate::{PageDirection, PagesError, Result, lock};
 const STAGE: usize = 1 << 20;
 /// The least of a chunk, if there are threads to share a batch with: waking one takes as long as copying this.
 const LEAST: usize = 128 << 10;
-/// Bytes of ranges that the copy engine copies as fast as a kernel does.
+/// Below this, a kernel copies between huge pages and the GPU faster than the copy engine.
 const KERNEL_BELOW: usize = 32 << 10;
 /// The most threads for one file, the caller's among them.
 const MOST_THREADS: usize = 16;
@@ -126,7 +126,9 @@ impl Stages {
         });
         self.0.ask_for_help(&batch, left - 1);
         self.0.work_on(&batch);
-        batch.wait()
+        let done = batch.wait();
+        lock(&self.0.work).batches.retain(|other| !Arc::ptr_eq(other, &batch));
+        done
     }
 }
 
@@ -245,12 +247,18 @@ impl StagesInner {
             PageDirection::Write => {
                 own.copy(batch, parts)?;
                 self.each_run(parts, |run, at, bytes| {
-                    let written = own.host.write_file(at, bytes, &self.file, run[0].offset);
-                    match written.map_err(plain) {
-                        Ok(written) if written == bytes => Ok(()),
-                        Ok(_) => Err((run[0].page, io::ErrorKind::StorageFull.into())),
-                        Err(error) => Err((run[0].page, error)),
+                    let mut done = 0;
+                    while done < bytes {
+                        // After a part, an error is only reported by the next call.
+                        let offset = run[0].offset + done as u64;
+                        match own.host.write_file(at + done, bytes - done, &self.file, offset).map_err(plain)
+                        {
+                            Ok(0) => return Err((run[0].page, io::ErrorKind::WriteZero.into())),
+                            Ok(written) => done += written,
+                            Err(error) => return Err((run[0].page, error)),
+                        }
                     }
+                    Ok(())
                 })?;
             }
         }

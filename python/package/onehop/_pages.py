@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import os
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
@@ -68,9 +69,9 @@ class Pages:
             kv.write(cache, offsets, rows=blocks)
             kv.read(cache, offsets, rows=blocks)
 
-    A file in /dev/shm, or one that is only read and is in the page cache, is registered with the GPU: its copy engine moves
-    the bytes, and no CPU touches them. As long as that lasts, other programs that open the file wait for some milliseconds;
-    then, and for other files, threads move the bytes. `moved` and `why_staged` tell which it was.
+    A file in /dev/shm, or one that is only read and is in the page cache, is registered with the GPU, which moves the bytes;
+    no CPU touches them. As long as that lasts, other programs that open the file wait for some milliseconds. After that, and
+    for other files, threads move the bytes. `moved` and `why_staged` report it.
 
     path: the file.
     device: "cuda:0", 0, a PCI address, "cpu", or None: GPU 0 where CUDA works, else the CPU's memory.
@@ -214,18 +215,33 @@ def _rows(memory: Any, rows: Any) -> List[Tuple[int, int, int]]:
 
 
 def _create(path: str, size: int) -> None:
-    """Creates a file with so many allocated bytes, unless it exists."""
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
+    """Creates a file with so many allocated bytes, unless it exists. It has its name only when it has its bytes."""
+    if os.path.exists(path):
         return
-    except OSError as error:
-        raise errors.FileError(error.errno, error.strerror, path) from None
+    folder, flags, is_named = os.path.dirname(path) or ".", os.O_RDWR | os.O_CLOEXEC, False
     try:
-        if size:
-            os.posix_fallocate(file, 0, size)
+        try:
+            file = os.open(folder, flags | os.O_TMPFILE, 0o600)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                raise
+            # The file system has no files without names.
+            file = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+            is_named = True
+        try:
+            if size:
+                os.posix_fallocate(file, 0, size)
+            if not is_named:
+                # With a folder, even one that is not looked at, the link is followed.
+                os.link(f"/proc/self/fd/{file}", path, src_dir_fd=file)
+        except BaseException:
+            if is_named:
+                os.unlink(path)
+            raise
+        finally:
+            os.close(file)
+    except FileExistsError:
+        # Another program was faster.
+        pass
     except OSError as error:
-        os.unlink(path)
         raise errors.FileError(error.errno, error.strerror, path) from None
-    finally:
-        os.close(file)

@@ -37,7 +37,7 @@ fn refused(error: onehop_pages::PagesError) -> Error {
 
 impl PageMover for LibraryMover {
     fn name(&self) -> &'static str {
-        // Which way the bytes took.
+        // Which route the bytes took.
         if self.pages.moved().staged == 0 { "registered" } else { "staged" }
     }
 
@@ -60,7 +60,8 @@ impl PageMover for LibraryMover {
                 false => self.pages.read(&self.memory, batch),
             };
             moved.map_err(refused)?;
-            batch.iter().for_each(|_| latencies.add(begun.elapsed().as_nanos() as u64));
+            let nanos = begun.elapsed().as_nanos() as u64;
+            batch.iter().for_each(|_| latencies.add(nanos));
         }
         Ok(start.elapsed())
     }

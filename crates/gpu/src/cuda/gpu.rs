@@ -456,11 +456,12 @@ impl Gpu for CudaGpu {
         if kernel_below > 0 {
             let mut loaded = self.0.range_kernel.lock().unwrap_or_else(PoisonError::into_inner);
             if loaded.is_none() {
-                *loaded = Some(CudaRanges::load_kernel(context)?);
+                // Without it, the copy engine copies everything.
+                *loaded = CudaRanges::load_kernel(context).ok();
             }
-            kernel.clone_from(&loaded);
+            kernel = loaded.clone().map(|kernel| (kernel, kernel_below));
         }
-        Ok(Box::new(CudaRanges::new(context, kernel_below, kernel)?))
+        Ok(Box::new(CudaRanges::new(context, kernel)?))
     }
 
     fn peers(&self) -> Result<&dyn PeerMemory> {

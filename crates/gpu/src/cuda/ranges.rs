@@ -21,6 +21,8 @@ const WHAT: &str = "copying ranges to or from GPU memory";
 const MOST: usize = 1024;
 /// Entries that a kernel's list has room for at first.
 const ENTRIES: usize = 4096;
+/// Bytes of a list that is kept for later copies.
+const MOST_KEPT: usize = 1 << 20;
 /// Blocks of the kernel, as few as reach the link's rate: into GPU memory, and out of it.
 const BLOCKS: [u32; 2] = [4, 8];
 
@@ -30,8 +32,8 @@ pub(super) struct CudaRanges {
     stream: Arc<Stream>,
     /// Whether the driver accepts many copies in one call; determined by trying.
     batches: bool,
-    kernel_below: usize,
-    kernel: Option<Function>,
+    /// Copies ranges of fewer bytes than this.
+    kernel: Option<(Function, usize)>,
     list: Option<EntryList>,
     /// What copies use that may not have ended.
     used: UsedByCopies,
@@ -86,12 +88,12 @@ impl CudaRanges {
         Module::load(context, &onehop_device::BLOCKS_PTX.text())?.function("onehop_ranges")
     }
 
-    /// With a kernel for ranges of fewer bytes.
-    pub(super) fn new(context: &Arc<Context>, kernel_below: usize, kernel: Option<Function>) -> Result<Self> {
+    /// With a kernel for ranges of fewer bytes than that.
+    pub(super) fn new(context: &Arc<Context>, kernel: Option<(Function, usize)>) -> Result<Self> {
         // A program's stream that waits for these copies must not share a channel of the GPU with them.
         let stream = Arc::new(Stream::apart(context)?);
         let (context, used) = (context.clone(), UsedByCopies::default());
-        Ok(Self { context, stream, batches: true, kernel_below, kernel, list: None, used })
+        Ok(Self { context, stream, batches: true, kernel, list: None, used })
     }
 
     fn one(&self, memories: &[Region], range: &CopyRange) -> Result<()> {
@@ -130,14 +132,15 @@ impl CudaRanges {
         Ok(())
     }
 
-    fn by_kernel(&mut self, entries: &[[u64; 4]], is_out: bool) -> Result<()> {
-        let Some(kernel) = self.kernel.clone().filter(|_| !entries.is_empty()) else { return Ok(()) };
-        if self.list.as_ref().is_none_or(|list| list.room() < entries.len()) {
-            let room = entries.len().next_power_of_two().max(ENTRIES);
-            let new = EntryList::new(&self.context, room)?;
-            self.used.lists.extend(self.list.replace(new).filter(|old| old.used > 0));
-        }
-        let Some(list) = &mut self.list else { return Ok(()) };
+    fn by_kernel(&mut self, kernel: &Function, entries: &[[u64; 4]], is_out: bool) -> Result<()> {
+        let list = match self.list.take() {
+            Some(list) if list.room() >= entries.len() => list,
+            old => {
+                self.used.lists.extend(old.filter(|old| old.used > 0));
+                EntryList::new(&self.context, entries.len().next_power_of_two().max(ENTRIES))?
+            }
+        };
+        let list = self.list.insert(list);
         let (at, count) = (list.append(entries)?, entries.len() as u32);
         self.used.kernel = Some(kernel.clone());
         let job = RangeList { list: at, count, settles: u32::from(is_out) };
@@ -151,19 +154,30 @@ impl CudaRanges {
 impl RangeCopier for CudaRanges {
     fn start(&mut self, memories: &[Region], ranges: &[CopyRange]) -> Result<()> {
         ranges.iter().try_for_each(|range| range.check(memories))?;
-        memories.iter().try_for_each(|memory| self.context.check_copied(WHAT, memory))?;
-        self.used.memories.extend_from_slice(memories);
+        let mut is_used = vec![false; memories.len()];
+        for range in ranges.iter().filter(|range| range.bytes > 0) {
+            (is_used[range.from.0], is_used[range.to.0]) = (true, true);
+        }
+        let used = memories.iter().zip(is_used).filter_map(|(memory, is_used)| is_used.then_some(memory));
+        used.clone().try_for_each(|memory| self.context.check_copied(WHAT, memory))?;
+        self.used.memories.extend(used.cloned());
         let reaches = |memory: &Region| self.context.reaches(memory.space());
-        let divided = DividedRanges::new(memories, ranges, self.kernel_below, reaches);
+        let (kernel, below) = self.kernel.clone().unzip();
+        let divided = DividedRanges::new(memories, ranges, below.unwrap_or(0), reaches);
         self.by_copy_engine(memories, &divided.rest)?;
-        self.by_kernel(&divided.into, false)?;
-        self.by_kernel(&divided.out, true)
+        for (entries, is_out) in [(&divided.into, false), (&divided.out, true)] {
+            if let Some(kernel) = kernel.as_ref().filter(|_| !entries.is_empty()) {
+                self.by_kernel(kernel, entries, is_out)?;
+            }
+        }
+        Ok(())
     }
 
     fn wait(&mut self) -> Result<()> {
         match self.stream.end(LONGEST) {
             End::Over => {
                 self.used = UsedByCopies::default();
+                self.list.take_if(|list| list.mem.len() > MOST_KEPT);
                 self.list.iter_mut().for_each(|list| list.used = 0);
                 Ok(())
             }
