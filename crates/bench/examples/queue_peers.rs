@@ -235,7 +235,7 @@ fn document(args: &Args, outcome: &Result<Measured, Error>) -> Value {
             document["theirs"] = json!(measured.theirs);
             document["window"] = json!(window(args));
             document["ours"] = json!(measured.ours.iter().map(ours_document).collect::<Vec<_>>());
-            document["controller"] = json!(measured.ceiling);
+            document["controller_alone"] = json!(measured.ceiling);
             document["clock"] = json!(measured.clock);
             document["elsewhere"] = json!(measured.elsewhere);
             document["registers"] = json!(measured.registers);
