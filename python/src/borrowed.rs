@@ -97,6 +97,13 @@ impl BorrowedMemory {
             };
             return Ok(Self { at, bytes: bytes as usize, owner, place });
         }
+        if array
+            .getattr("dtype")
+            .and_then(|dtype| dtype.getattr("hasobject"))
+            .is_ok_and(|has| has.is_truthy().unwrap_or(true))
+        {
+            return Err(Error::Request("an array has objects, which cannot be moved as bytes".into()).into());
+        }
         for (name, is_gpu) in [("__cuda_array_interface__", true), ("__array_interface__", false)] {
             let Ok(interface) = array.getattr(name) else { continue };
             let (at, bytes, writable) = described(interface.cast::<PyDict>()?)?;

@@ -68,6 +68,9 @@ pub(crate) fn advise(mem: &HostMem, advice: Advice) -> Result<()> {
 fn touch(mem: &HostMem) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = (mem.len() / SHARE).clamp(1, MOST_THREADS.min(cores));
+    if threads == 1 {
+        return touch_part(mem);
+    }
     let share = (mem.len() / threads).next_multiple_of(HUGE);
     // Starting a thread while others populate pages is slow: both change the process's mappings. So all start first.
     let gate = RwLock::new(());

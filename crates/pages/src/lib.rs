@@ -71,6 +71,8 @@ pub struct MovedBytes {
     pub staged: u64,
 }
 
+const NOT_A_FILE: &str = "it is not a file";
+
 /// A file whose pages are moved to and from the memory of one GPU.
 pub struct Pages {
     file: Arc<File>,
@@ -98,6 +100,10 @@ impl Pages {
     /// # Errors
     /// When it cannot be opened, or is not a file.
     pub fn open(path: &Path, gpu: Arc<dyn Gpu>, options: PagesOptions) -> Result<Self> {
+        // Opening a pipe would wait for its other end.
+        if !std::fs::metadata(path).map_err(PagesError::File)?.is_file() {
+            return Err(PagesError::File(io::Error::new(io::ErrorKind::InvalidInput, NOT_A_FILE)));
+        }
         let file = File::options().read(true).write(options.writes).open(path);
         Self::new(file.map_err(PagesError::File)?, gpu, options)
     }
@@ -114,7 +120,7 @@ impl Pages {
     /// The same with another size of what is registered at once.
     fn with_windows(file: File, gpu: Arc<dyn Gpu>, options: PagesOptions, window: u64) -> Result<Self> {
         if !file.metadata().map_err(PagesError::File)?.is_file() {
-            return Err(PagesError::File(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));
+            return Err(PagesError::File(io::Error::new(io::ErrorKind::InvalidInput, NOT_A_FILE)));
         }
         // Pages are at random places. Failure is harmless.
         let _ = fadvise(&file, 0, None, Advice::Random);
@@ -199,7 +205,7 @@ impl Pages {
             check(page, memories, (direction == PageDirection::Read).then_some(size))
                 .map_err(|why| PagesError::BadPage { page: number, why })?;
         }
-        let (staged, moved) = self.registrations.transfer(direction, memories, pages, size)?;
+        let (staged, moved) = self.registrations.transfer(direction, memories, pages)?;
         self.counts[0].fetch_add(moved, Ordering::Relaxed);
         if moved > 0 && direction == PageDirection::Write {
             self.set_time();

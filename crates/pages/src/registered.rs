@@ -7,16 +7,17 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use onehop_gpu::{CopyRange, Gpu, Place, RangeCopier, Region};
 use onehop_os::page_cache::cached_bytes;
-use onehop_os::{FileLease, HostMem};
-use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, fstatfs, statx};
+use onehop_os::{FileLease, Guard, HostMem};
+use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, fgetxattr, fstatfs, statx};
 
 use crate::staged::StagedPart;
-use crate::windows::{FoundWindow, Windows};
+use crate::windows::{FoundWindow, WindowMemory, Windows};
 use crate::{FilePage, PageDirection, PagesOptions, Result, lock};
 
 /// Bytes that are registered at once.
@@ -31,9 +32,12 @@ const THREADS: usize = 4;
 /// How long a program may wait for all of a file to be registered.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Bits of a mode: to execute, or as another user. A write has to clear some of them.
-const EXECUTABLE: u16 = 0o6111;
+const EXECUTABLE: u32 = 0o6111;
 /// Below this, a kernel copies between pages of 4 KiB and the GPU faster than the copy engine.
 const KERNEL_BELOW: usize = 1 << 20;
+/// Bytes of pages that are moved before the lease is checked again, and the most pages.
+const SLICE: usize = 128 << 20;
+const MOST_PAGES: usize = 1 << 16;
 /// Copiers that are kept, for as many threads as usually move pages at a time.
 const COPIERS: usize = 16;
 
@@ -45,6 +49,8 @@ pub(crate) struct Registrations {
     gpu: Arc<dyn Gpu>,
     options: PagesOptions,
     window: u64,
+    /// A lease of which no break is pending lasts at least as long as this.
+    lease_time: Duration,
     leased: RwLock<Option<Leased>>,
     /// When to try to take a lease.
     next: Mutex<Instant>,
@@ -79,6 +85,7 @@ impl Registrations {
             gpu,
             options,
             window,
+            lease_time: lease_time(),
             leased: RwLock::default(),
             next: Mutex::new(Instant::now()),
             why: Mutex::default(),
@@ -119,16 +126,51 @@ impl Registrations {
         direction: PageDirection,
         memories: &[Region],
         pages: &[FilePage],
-        size: u64,
     ) -> Result<(Vec<StagedPart>, u64)> {
-        self.take_lease();
+        let (mut staged, mut moved, mut first) = (Vec::new(), 0, 0);
+        while first < pages.len() {
+            // A program that waits for the file does not wait for the end of a long call.
+            let mut bytes = 0;
+            let fits = |page: &&FilePage| {
+                let is_first_beyond = bytes >= SLICE;
+                bytes += page.bytes;
+                !is_first_beyond
+            };
+            let slice = &pages[first..];
+            let slice = &slice[..slice.iter().take(MOST_PAGES).take_while(fits).count()];
+            self.take_lease();
+            match self.transfer_slice(direction, memories, (first, slice))? {
+                Some(mut batch) => {
+                    moved += batch.bytes();
+                    staged.append(&mut batch.staged);
+                }
+                None => {
+                    let all = slice.iter().enumerate();
+                    staged.extend(all.map(|(number, page)| page.staged(first + number)));
+                }
+            }
+            first += slice.len();
+        }
+        Ok((staged, moved))
+    }
+
+    /// The same for some pages, of which the first has this number; none if all of them have to be staged.
+    fn transfer_slice(
+        &self,
+        direction: PageDirection,
+        memories: &[Region],
+        (first, pages): (usize, &[FilePage]),
+    ) -> Result<Option<RegisteredBatch>> {
         let leased = self.leased.read().unwrap_or_else(PoisonError::into_inner);
+        let begun = Instant::now();
         let Some(leased) = leased.as_ref().filter(|leased| !leased.lease.is_wanted()) else {
-            return Ok((pages.iter().enumerate().map(|(number, page)| page.staged(number)).collect(), 0));
+            return Ok(None);
         };
+        let Some(size) = self.size_for(direction) else { return Ok(None) };
         let mut batch = RegisteredBatch {
             direction,
             memories: memories.to_vec(),
+            guards: Vec::new(),
             ranges: Vec::new(),
             staged: Vec::new(),
             windows: HashMap::new(),
@@ -144,16 +186,44 @@ impl Registrations {
                 found
             };
             for (number, page) in pages.iter().enumerate() {
-                batch.divide((number, page), self.window, &mut find, |why| self.note(why));
+                batch.divide((first + number, page), self.window, &mut find, |why| self.note(why));
             }
         }
         drop(dropped);
         if !new.is_empty() {
             self.want(new);
         }
-        let moved = batch.ranges.iter().map(|range| range.bytes as u64).sum();
         self.copy(&batch)?;
-        Ok((batch.staged, moved))
+        // Otherwise the bytes may be those of pages that no longer belong to the file. They are moved again.
+        let is_lost = batch.guards.iter().any(|guard| guard.is_lost());
+        let is_sure = begun.elapsed() < self.lease_time
+            && !is_lost
+            && self.size_for(direction).is_some_and(|now| now >= size);
+        if is_sure || batch.ranges.is_empty() {
+            return Ok(Some(batch));
+        }
+        self.note(&"the file was changed while its pages were moved".into());
+        if is_lost {
+            let lost = std::mem::take(&mut *lock(&leased.windows));
+            drop(lost);
+        }
+        Ok(None)
+    }
+
+    /// The size of the file; none if its pages must not be moved so, because a write has to change more than bytes.
+    fn size_for(&self, direction: PageDirection) -> Option<u64> {
+        let found = self.file.metadata().ok()?;
+        if direction == PageDirection::Write {
+            if found.mode() & EXECUTABLE != 0 {
+                self.note(&"the file is executable".into());
+                return None;
+            }
+            if fgetxattr(&*self.file, "security.capability", &mut [] as &mut [u8]).is_ok() {
+                self.note(&"the file has capabilities".into());
+                return None;
+            }
+        }
+        Some(found.len())
     }
 
     fn copy(&self, batch: &RegisteredBatch) -> Result<()> {
@@ -247,8 +317,9 @@ impl Registrations {
         };
         let mapped = HostMem::of_file_range(&self.file, start, bytes as usize, self.options.writes);
         let adopted = mapped.map_err(onehop_gpu::Error::from).and_then(|mem| {
+            let guard = if self.gpu.simulated() { Some(Arc::new(Guard::new(&mem)?)) } else { None };
             mem.populate();
-            self.gpu.adopt(Place::PinnedHost, mem)
+            Ok(WindowMemory { guard, region: self.gpu.adopt(Place::PinnedHost, mem)? })
         });
         let former = match adopted {
             Ok(memory) => lock(windows).insert(number, (memory, bytes), more),
@@ -378,14 +449,22 @@ impl Registrations {
             return Ok(());
         }
         let stat =
-            statx(&*self.file, "", AtFlags::EMPTY_PATH, StatxFlags::MODE).map_err(|e| e.to_string())?;
-        if stat.stx_mode & EXECUTABLE != 0 {
-            return Err("the file is executable".into());
-        }
+            statx(&*self.file, "", AtFlags::EMPTY_PATH, StatxFlags::empty()).map_err(|e| e.to_string())?;
         if stat.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
             return Err("the file is immutable or append-only".into());
         }
         Ok(())
+    }
+}
+
+/// Half of the time after which the kernel takes a lease away from a program that does not release it.
+fn lease_time() -> Duration {
+    let read = std::fs::read_to_string("/proc/sys/fs/lease-break-time");
+    match read.ok().and_then(|text| text.trim().parse().ok()) {
+        // It does not.
+        Some(0) => Duration::MAX,
+        Some(seconds) => Duration::from_secs(seconds) / 2,
+        None => Duration::from_secs(22),
     }
 }
 
@@ -408,6 +487,7 @@ impl Leased {
 struct RegisteredBatch {
     direction: PageDirection,
     memories: Vec<Region>,
+    guards: Vec<Arc<Guard>>,
     ranges: Vec<CopyRange>,
     staged: Vec<StagedPart>,
     /// Windows that it has found.
@@ -424,6 +504,10 @@ struct BatchWindow {
 }
 
 impl RegisteredBatch {
+    fn bytes(&self) -> u64 {
+        self.ranges.iter().map(|range| range.bytes as u64).sum()
+    }
+
     /// Divides a page into parts of windows.
     fn divide(
         &mut self,
@@ -438,10 +522,13 @@ impl RegisteredBatch {
             let until = end.min((index + 1) * window);
             let (done, bytes) = ((at - page.offset) as usize, (until - at) as usize);
             let (memory, start) = ((page.memory.0, page.memory.1 + done), (at - index * window) as usize);
-            let memories = &mut self.memories;
+            let (memories, guards) = (&mut self.memories, &mut self.guards);
             let found = self.windows.entry(index).or_insert_with(|| {
                 let FoundWindow { memory, bytes, why, .. } = find(index);
-                memories.extend(memory);
+                if let Some(WindowMemory { guard, region }) = memory {
+                    memories.push(region);
+                    guards.extend(guard);
+                }
                 BatchWindow { memory: memories.len().saturating_sub(1), bytes: bytes as usize, why }
             });
             if start + bytes <= found.bytes {

@@ -280,10 +280,52 @@ fn bad_pages_are_refused_before_anything_is_moved() {
 fn executable_files_are_written_by_system_calls() {
     let mut fixture = Fixture::new("/dev/shm", "executable", SIZE);
     std::fs::set_permissions(&fixture.path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let pages = fixture.open(true);
-    fixture.mix(&pages, 4, 30_000);
-    assert_eq!(pages.moved().registered, 0);
+    let (pages, memory) = (fixture.open(true), [fixture.memory(4096)]);
+    let page = FilePage { offset: 8192, memory: (0, 0), bytes: 4096 };
+    pages.write(&memory, &[page]).unwrap();
+    assert_eq!(pages.moved(), MovedBytes { registered: 0, staged: 4096 });
     assert_eq!(pages.why_staged().unwrap(), "the file is executable");
+    fixture.shadow[8192..12288].fill(0);
+    // Changed later.
+    std::fs::set_permissions(&fixture.path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    fixture.mix(&pages, 4, 30_000);
+    let staged = pages.moved().staged;
+    std::fs::set_permissions(&fixture.path, std::fs::Permissions::from_mode(0o2775)).unwrap();
+    pages.read(&memory, &[page]).unwrap();
+    pages.write(&memory, &[page]).unwrap();
+    assert_eq!(pages.moved().staged, staged + 4096);
+}
+
+#[test]
+fn a_truncation_that_breaks_no_lease_is_noticed() {
+    let mut fixture = Fixture::new("/dev/shm", "unleased", SIZE);
+    let file = File::options().read(true).write(true).open(&fixture.path).unwrap();
+    let same = file.try_clone().unwrap();
+    let pages =
+        Pages::with_windows(file, fixture.gpu.clone(), PagesOptions::new(true), WINDOW_BYTES).unwrap();
+    assert_eq!(pages.register(), SIZE);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                same.set_len(SIZE / 2).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+                same.set_len(SIZE).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        for _ in 0..300 {
+            let (memories, mut list) = fixture.pages(10, 60_000, SIZE / 2);
+            pages.read(&memories, &list).unwrap();
+            fixture.compare(&memories, &list);
+            list.iter_mut().for_each(|page| page.offset += SIZE / 2);
+            for moved in [pages.read(&memories, &list), pages.write(&memories, &list)] {
+                assert!(!matches!(moved, Err(PagesError::Gpu(_) | PagesError::File(_))), "{moved:?}");
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        other.join().unwrap();
+    });
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onehop_gpu::Region;
+use onehop_os::Guard;
 
 /// How long to wait before a window is registered again that could not be, or has become longer.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -16,6 +17,14 @@ const MOST_UNREGISTERED: usize = 1 << 16;
 
 pub(crate) const UNDER_WAY: &str = "its part of the file is being registered";
 
+/// The memory of a window.
+#[derive(Clone)]
+pub(crate) struct WindowMemory {
+    /// Where the CPU copies: it would end the process with SIGBUS if the file was truncated in a way that breaks no lease.
+    pub(crate) guard: Option<Arc<Guard>>,
+    pub(crate) region: Region,
+}
+
 /// The windows of a file by their numbers.
 #[derive(Default)]
 pub(crate) struct Windows {
@@ -26,7 +35,7 @@ pub(crate) struct Windows {
 
 /// A part of the file.
 struct RegisteredWindow {
-    memory: Option<Region>,
+    memory: Option<WindowMemory>,
     /// Registered bytes from its start on.
     bytes: u64,
     /// Whether a thread is to register it.
@@ -51,7 +60,7 @@ impl RegisteredWindow {
 /// A window as a batch finds it.
 pub(crate) struct FoundWindow {
     /// What is registered of it.
-    pub(crate) memory: Option<Region>,
+    pub(crate) memory: Option<WindowMemory>,
     pub(crate) bytes: u64,
     /// Why no more is.
     pub(crate) why: Arc<str>,
@@ -66,7 +75,12 @@ impl Windows {
     }
 
     /// Finds a window of a file in which it could have so many bytes. Memory behind the end of the file is dropped.
-    pub(crate) fn find(&mut self, number: u64, possible: u64, dropped: &mut Vec<Region>) -> FoundWindow {
+    pub(crate) fn find(
+        &mut self,
+        number: u64,
+        possible: u64,
+        dropped: &mut Vec<WindowMemory>,
+    ) -> FoundWindow {
         if self.all.len() > MOST_UNREGISTERED {
             self.all.retain(|_, window| window.memory.is_some() || window.is_wanted);
         }
@@ -95,7 +109,7 @@ impl Windows {
         number: u64,
         bytes: u64,
         most: u64,
-        dropped: &mut Vec<Region>,
+        dropped: &mut Vec<WindowMemory>,
     ) -> Option<u64> {
         let more = bytes.saturating_sub(self.all.get(&number).map_or(0, RegisteredWindow::registered));
         if bytes > most {
@@ -121,9 +135,9 @@ impl Windows {
     pub(crate) fn insert(
         &mut self,
         number: u64,
-        (memory, bytes): (Region, u64),
+        (memory, bytes): (WindowMemory, u64),
         more: u64,
-    ) -> Option<Region> {
+    ) -> Option<WindowMemory> {
         let now = Instant::now();
         let window = self.all.entry(number).or_insert_with(|| RegisteredWindow::new(now));
         // What it has may be other than when room was reserved.
@@ -152,7 +166,7 @@ impl Windows {
         (0..count).filter(is_missing).collect()
     }
 
-    fn remove(&mut self, number: u64) -> Option<Region> {
+    fn remove(&mut self, number: u64) -> Option<WindowMemory> {
         let window = self.all.get_mut(&number)?;
         self.bytes -= window.registered();
         window.memory.take()

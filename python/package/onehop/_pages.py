@@ -40,6 +40,8 @@ def _bytes_of(memory: Any) -> int:
 def _synchronize(memories: Sequence[Any], stream: Any) -> None:
     """Waits for the work that uses these memories so far."""
     if stream is not None:
+        if not hasattr(stream, "synchronize"):
+            raise errors.RequestError(f"stream is a stream of torch or CuPy, not {type(stream).__name__}")
         stream.synchronize()
         return
     devices = set()
@@ -116,7 +118,10 @@ class Pages:
         self._transfer(False, pages, offsets, rows, stream)
 
     def write(self, pages: Any, offsets: Any, *, rows: Any = None, stream: Any = None) -> None:
-        """Writes pages, which are described as for `read`. Returns when all are in the file: other programs see them."""
+        """Writes pages, which are described as for `read`. Returns when all are in the file: other programs see them.
+
+        The file grows if they lie behind its end.
+        """
         self._transfer(True, pages, offsets, rows, stream)
 
     def register(self) -> int:
