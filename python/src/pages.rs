@@ -63,6 +63,13 @@ impl PageFile {
         Ok(py.detach(|| file.register()))
     }
 
+    /// Unregisters all of the file.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        let file = self.pages()?;
+        py.detach(|| file.release());
+        Ok(())
+    }
+
     /// Moves pages between the file and these arrays: to the file if `writes`.
     fn transfer(
         &self,

@@ -145,6 +145,13 @@ def test_another_program_can_open_the_file(path):
             assert pages.moved["registered"] == 2 * MIB
 
 
+def test_a_closed_file_can_be_registered_anew(path):
+    for mode in ["r+", "r", "r+", "r"]:
+        with onehop.Pages(path, device="cpu", mode=mode) as pages:
+            assert pages.register() == (4 * MIB if path.startswith("/dev/shm") else pages.register())
+            pages.read([numpy.zeros(4096, numpy.uint8)], [0])
+
+
 def test_threads_share_a_file(path):
     failures = []
 

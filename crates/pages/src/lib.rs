@@ -141,6 +141,12 @@ impl Pages {
         self.registrations.register_all()
     }
 
+    /// Unregisters all of the file, and returns when that is done. Until then the file counts as open, also when this has been
+    /// dropped: it cannot be registered anew.
+    pub fn release(&self) {
+        drop(self.registrations.release());
+    }
+
     /// Reads pages into these memories. The call returns when all of them are there. Work of the GPU that uses the memories has to
     /// have ended before it.
     ///
@@ -246,7 +252,10 @@ fn check(page: &FilePage, memories: &[Region], size: Option<u64>) -> std::result
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        self.registrations.close();
+        if let Some(windows) = self.registrations.release() {
+            // It takes a while. If no thread can be started, it is done here.
+            let _ = std::thread::Builder::new().name("onehop unregister".into()).spawn(move || drop(windows));
+        }
     }
 }
 

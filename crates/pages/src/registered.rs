@@ -97,16 +97,16 @@ impl Registrations {
         })
     }
 
-    /// Releases the lease. Nothing may be moved afterwards.
-    pub(crate) fn close(&self) {
+    /// Releases the lease, and returns what is to be unregistered.
+    pub(crate) fn release(&self) -> Option<Mutex<Windows>> {
         let mut leased = self.leased.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(leased) = leased.take() else { return };
+        let leased = leased.take()?;
         if self.is_settled() {
-            leased.release();
-        } else {
-            // The GPU may still write to the file, until the process ends.
-            std::mem::forget(leased);
+            return Some(leased.release());
         }
+        // The GPU may still write to the file, until the process ends.
+        std::mem::forget(leased);
+        None
     }
 
     pub(crate) fn why(&self) -> Option<String> {
@@ -415,7 +415,7 @@ impl Registrations {
                 {
                     *lock(&this.next) = Instant::now() + PAUSE;
                     this.note(&"another program has opened or truncated the file".into());
-                    let windows = leased.release_only();
+                    let windows = leased.release();
                     drop(write);
                     drop(windows);
                     return;
@@ -470,16 +470,10 @@ fn lease_time() -> Duration {
 
 impl Leased {
     /// Releases the lease first: unregistering takes a while, and the GPU does not use the pages any more.
-    fn release_only(self) -> Mutex<Windows> {
+    fn release(self) -> Mutex<Windows> {
         let Self { lease, windows } = self;
         drop(lease);
         windows
-    }
-
-    /// The same, and leaves the rest to another thread if there can be one.
-    fn release(self) {
-        let windows = self.release_only();
-        let _ = std::thread::Builder::new().name("onehop unregister".into()).spawn(move || drop(windows));
     }
 }
 

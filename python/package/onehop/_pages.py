@@ -106,6 +106,7 @@ class Pages:
             name, writes=mode == "r+", registered=registered, device=_device(device)
         )
         self._path = name
+        self._process = os.getpid()
 
     def read(self, pages: Any, offsets: Any, *, rows: Any = None, stream: Any = None) -> None:
         """Reads pages. Returns when all of them have arrived.
@@ -136,8 +137,10 @@ class Pages:
         self._native().sync()
 
     def close(self) -> None:
-        """Closes the file."""
-        self._file = None
+        """Closes the file. Returns when nothing of it is registered any more."""
+        file, self._file = self._file, None
+        if file is not None and os.getpid() == self._process:
+            file.release()
 
     def _native(self) -> _PageFile:
         if self._file is None:

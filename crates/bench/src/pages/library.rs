@@ -31,6 +31,13 @@ impl LibraryMover {
     }
 }
 
+impl Drop for LibraryMover {
+    fn drop(&mut self) {
+        // The next one can then register the file.
+        self.pages.release();
+    }
+}
+
 fn refused(error: onehop_pages::PagesError) -> Error {
     Error::Wrong(error.to_string())
 }
