@@ -224,7 +224,8 @@ int onehop_bytes_read(const onehop_bytes *loaded, uint64_t offset, void *to, siz
 void onehop_bytes_close(onehop_bytes *loaded);
 
 /* Memory that pages are moved to and from: of the GPU (from cudaMalloc and the like, within one allocation), or of this process
- * with the emulated one. It stays allocated during a call, and after ONEHOP_ERROR_GPU until the GPU has ended its work. */
+ * with the emulated one. Neither null nor empty. It stays allocated during a call. After ONEHOP_ERROR_GPU, and after a call that
+ * reports a stalled disk, it is not freed: copies may still arrive. */
 struct onehop_memory {
     void *start;
     uint64_t bytes;
@@ -242,8 +243,8 @@ struct onehop_page {
 };
 
 /* Opens a file that exists for pages of a GPU. Of a file in memory (/dev/shm), or one that is opened for reading and is in the
- * page cache, at most `registered` bytes are registered with the GPU (UINT64_MAX: half of the machine's memory), which then
- * moves them without a CPU; other programs that open it wait for some milliseconds. Threads move all others. */
+ * page cache, at most `registered` bytes are registered with the GPU (UINT64_MAX, and at most: half of the machine's memory). The
+ * GPU moves them without a CPU, and other programs that open the file wait for some milliseconds. Threads move all others. */
 int onehop_pages_open(const char *path, const onehop_gpu *gpu, int writable, uint64_t registered, onehop_pages **pages);
 /* Registers all of the file that may be, and stores how many bytes are, unless `bytes` is null. Without this, each part is
  * registered in the background when its first page is moved. */
@@ -260,6 +261,7 @@ int onehop_pages_write(const onehop_pages *pages, const struct onehop_memory *me
 int onehop_pages_sync(const onehop_pages *pages);
 /* Bytes moved so far, by the GPU and by threads. Each place may be null. */
 int onehop_pages_moved(const onehop_pages *pages, uint64_t *registered, uint64_t *staged);
+/* Closes the file. What is registered is unregistered in the background; a file that is opened again before that is staged. */
 void onehop_pages_close(onehop_pages *pages);
 
 /* onehop_read and onehop_write on one thread of the emulated GPU: the same code on a CPU thread. */

@@ -111,7 +111,7 @@ impl PageFile {
         Ok((registered, staged))
     }
 
-    /// Why threads moved the last page that they moved.
+    /// The last known reason for staging.
     #[getter]
     fn why_staged(&self) -> PyResult<Option<String>> {
         Ok(self.pages()?.why_staged())

@@ -113,8 +113,8 @@ pub unsafe extern "C" fn onehop_pages_register(pages: *const PagesObject, bytes:
 /// Reads pages.
 ///
 /// # Safety
-/// The lists have as many entries as is said, or are null; the memories stay allocated during the call, and after an error of
-/// the GPU until it has ended its work. `failed` is null, or a place for a number.
+/// The lists have as many entries as stated, or are null; the memories stay allocated during the call, and after an error of the
+/// GPU or a stall as long as the process lives. `failed` is null, or a place for a number.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_pages_read(

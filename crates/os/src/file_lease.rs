@@ -9,10 +9,10 @@ use rustix::fs::{OFlags, fcntl_getfl};
 /// Which signal a broken lease raises; the crate `libc` lacks it.
 const F_SETSIG: libc::c_int = 10;
 
-/// A lease of an open file. As long as it lasts, no other program has the file open in a way that could change what this one
-/// sees: nobody else has it open at all if this program may write it, and nobody may write it otherwise.
+/// A lease of an open file. While it lasts, no other program can change the file. A write lease, of a file that is open for
+/// writing, excludes all other openings. A read lease excludes writers.
 ///
-/// A program that opens it in such a way waits until the lease is dropped, or for `/proc/sys/fs/lease-break-time` seconds.
+/// A program that would open it so waits until the lease is dropped, or for `/proc/sys/fs/lease-break-time` seconds.
 pub struct FileLease {
     file: File,
     kind: libc::c_int,
@@ -20,8 +20,8 @@ pub struct FileLease {
 }
 
 impl FileLease {
-    /// Takes a lease of a file that is open for reading, or for reading and writing. It is that of this opening, and of its
-    /// duplicates.
+    /// Takes a lease of a file that is open for reading, or for reading and writing. It belongs to this opening, and
+    /// its duplicates.
     ///
     /// # Errors
     /// When the file is open elsewhere (`EAGAIN`), belongs to another user (`EACCES`), or its file system has no leases

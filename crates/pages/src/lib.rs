@@ -226,7 +226,7 @@ impl Pages {
     fn set_time(&self) {
         let nanos = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
         let times = Timestamps { last_access: nanos(UTIME_OMIT), last_modification: nanos(UTIME_NOW) };
-        // Only the owner of a file has leases of it, and the owner may.
+        // Setting times needs the file's owner; so does a lease, or CAP_LEASE.
         let _ = futimens(&self.file, &times);
     }
 }

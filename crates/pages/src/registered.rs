@@ -1,9 +1,9 @@
 //! Parts of the file that are registered with the GPU.
 //!
-//! Registered pages stay in memory, and the GPU goes on using them when somebody truncates the file, punches a hole into it or
-//! writes past the page cache: it would read old bytes, and what it writes would be lost. So nothing is registered without a
-//! lease of the file: the kernel makes programs that would open or truncate it wait until the lease is released. A thread polls
-//! for them, and releases it as soon as the copies under way have ended.
+//! The GPU keeps using registered pages after a truncation, a punched hole or a write past the page cache. It would then read
+//! old bytes, and what it writes would be lost. So nothing is registered without a lease of the file: the kernel makes programs
+//! that would open or truncate it wait until the lease is released. A thread polls for them, and releases it as soon as the
+//! copies under way have ended.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -20,7 +20,7 @@ use crate::staged::StagedPart;
 use crate::windows::{FoundWindow, WindowMemory, Windows};
 use crate::{FilePage, PageDirection, PagesOptions, Result, lock};
 
-/// Bytes that are registered at once.
+/// Bytes of a window, which are registered at once.
 pub(crate) const WINDOW: u64 = 64 << 20;
 const PAGE: u64 = 4096;
 /// How often to poll for programs that wait for the file.
@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 const THREADS: usize = 4;
 /// How long a program may wait for all of a file to be registered.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(120);
-/// Bits of a mode: to execute, or as another user. A write has to clear some of them.
+/// Execute, set-user-ID and set-group-ID bits: a write has to clear some of them.
 const EXECUTABLE: u32 = 0o6111;
 /// Below this, a kernel copies between pages of 4 KiB and the GPU faster than the copy engine.
 const KERNEL_BELOW: usize = 1 << 20;
@@ -49,7 +49,7 @@ pub(crate) struct Registrations {
     gpu: Arc<dyn Gpu>,
     options: PagesOptions,
     window: u64,
-    /// A lease of which no break is pending lasts at least as long as this.
+    /// A lease that nobody waits for lasts at least as long as this.
     lease_time: Duration,
     leased: RwLock<Option<Leased>>,
     /// When to try to take a lease.
@@ -461,7 +461,7 @@ impl Registrations {
 fn lease_time() -> Duration {
     let read = std::fs::read_to_string("/proc/sys/fs/lease-break-time");
     match read.ok().and_then(|text| text.trim().parse().ok()) {
-        // It does not.
+        // It waits for ever.
         Some(0) => Duration::MAX,
         Some(seconds) => Duration::from_secs(seconds) / 2,
         None => Duration::from_secs(22),

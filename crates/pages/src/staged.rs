@@ -19,7 +19,7 @@ use crate::{PageDirection, PagesError, Result, lock};
 const STAGE: usize = 1 << 20;
 /// The least of a chunk, if there are threads to share a batch with: waking one takes as long as copying this.
 const LEAST: usize = 128 << 10;
-/// Below this, a kernel copies between huge pages and the GPU faster than the copy engine.
+/// Below this, a kernel copies faster than the copy engine, which needs no room on the GPU.
 const KERNEL_BELOW: usize = 32 << 10;
 /// The most threads for one file, the caller's among them.
 const MOST_THREADS: usize = 16;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use onehop_gpu::Region;
 use onehop_os::Guard;
 
-/// How long to wait before a window is registered again that could not be, or has become longer.
+/// Pause before a window is tried again.
 const PAUSE: Duration = Duration::from_millis(250);
 /// How long a window must have been unused before it makes room for another: registering one takes as long as moving thousands
 /// of its pages by threads.

@@ -188,7 +188,7 @@ class Pages:
 
     @property
     def why_staged(self) -> Optional[str]:
-        """Why the last page that threads moved was not moved by the GPU alone."""
+        """The last known reason why threads move pages, and not the GPU alone."""
         return self._native().why_staged
 
     def __enter__(self) -> Pages:
@@ -240,7 +240,7 @@ def _create(path: str, size: int) -> None:
             if size:
                 os.posix_fallocate(file, 0, size)
             if not is_named:
-                # With a folder, even one that is not looked at, the link is followed.
+                # With a directory descriptor the kernel follows the link.
                 os.link(f"/proc/self/fd/{file}", path, src_dir_fd=file)
         except BaseException:
             if is_named:

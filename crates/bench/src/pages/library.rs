@@ -18,8 +18,8 @@ pub struct LibraryMover {
 }
 
 impl LibraryMover {
-    /// Opens the file anew, for reading only unless it is to be written: else the kernel gives no lease of it. All of it that may
-    /// be is registered.
+    /// Opens the file anew, so that there is one opening, as a lease needs; for reading only unless it is to be written, as files on
+    /// disks need. All of it that may be is registered.
     ///
     /// # Errors
     /// When it cannot be opened, or the GPU has no memory.

@@ -17,13 +17,13 @@ use crate::ranges::{CopyRange, DividedRanges, RangeCopier};
 use crate::{Region, Result};
 
 const WHAT: &str = "copying ranges to or from GPU memory";
-/// Ranges of one call: the driver takes longer for each of more.
+/// Most ranges of one call of the driver: with more, each takes longer.
 const MOST: usize = 1024;
 /// Entries that a kernel's list has room for at first.
 const ENTRIES: usize = 4096;
-/// Bytes of a list that is kept for later copies.
+/// Larger lists are not kept for later copies.
 const MOST_KEPT: usize = 1 << 20;
-/// Blocks of the kernel, as few as reach the link's rate: into GPU memory, and out of it.
+/// Blocks of the kernel, few enough to leave the link to others: into GPU memory, and out of it.
 const BLOCKS: [u32; 2] = [4, 8];
 
 /// See [`RangeCopier`].
