@@ -76,7 +76,6 @@ const NOT_A_FILE: &str = "it is not a file";
 /// A file whose pages are moved to and from the memory of one GPU.
 pub struct Pages {
     file: Arc<File>,
-    gpu: Arc<dyn Gpu>,
     options: PagesOptions,
     registrations: Arc<Registrations>,
     stages: Stages,
@@ -127,16 +126,15 @@ impl Pages {
         let file = Arc::new(file);
         Ok(Self {
             registrations: Registrations::new(file.clone(), gpu.clone(), options, window),
-            stages: Stages::new(file.clone(), gpu.clone()),
+            stages: Stages::new(file.clone(), gpu),
             file,
-            gpu,
             options,
             counts: Default::default(),
         })
     }
 
-    /// Registers all of the file that may be, and returns how many bytes are. Without this, a part of the file is registered in the
-    /// background when its first page is moved, and its pages are staged until then.
+    /// Registers all of the file that may be, and returns how many bytes are. Without this, a part of the file is registered in
+    /// the background when its first page is moved, and its pages are staged until then.
     pub fn register(&self) -> u64 {
         self.registrations.register_all()
     }
@@ -158,8 +156,8 @@ impl Pages {
     }
 
     /// Writes pages of these memories to the file, which grows if they lie behind its end. Work of the GPU on the memories has to
-    /// have ended before the call. Another program that reads the file
-    /// sees them when the call has returned. Pages that overlap are written in any order.
+    /// have ended before the call. Another program that reads the file sees them when the call has returned. Pages that overlap
+    /// are written in any order.
     ///
     /// # Errors
     /// As for [`Self::read`], and when the disk is full: it is then unknown which pages were written.
@@ -186,20 +184,14 @@ impl Pages {
         Ok(self.file.metadata().map_err(PagesError::File)?.len())
     }
 
-    /// The GPU.
-    #[must_use]
-    pub fn gpu(&self) -> &Arc<dyn Gpu> {
-        &self.gpu
-    }
-
     /// Bytes that have been moved so far.
     #[must_use]
     pub fn moved(&self) -> MovedBytes {
-        let [registered, staged] = [0, 1].map(|way| self.counts[way].load(Ordering::Relaxed));
+        let [registered, staged] = [0, 1].map(|route| self.counts[route].load(Ordering::Relaxed));
         MovedBytes { registered, staged }
     }
 
-    /// Why the last staged page was not moved by the GPU itself.
+    /// The last known reason for staging.
     #[must_use]
     pub fn why_staged(&self) -> Option<String> {
         self.registrations.why()

@@ -132,9 +132,9 @@ impl Registrations {
             // A program that waits for the file does not wait for the end of a long call.
             let mut bytes = 0;
             let fits = |page: &&FilePage| {
-                let is_first_beyond = bytes >= SLICE;
+                let is_within = bytes < SLICE;
                 bytes += page.bytes;
-                !is_first_beyond
+                is_within
             };
             let slice = &pages[first..];
             let slice = &slice[..slice.iter().take(MOST_PAGES).take_while(fits).count()];
@@ -408,9 +408,10 @@ impl Registrations {
                 if !this.is_settled() {
                     continue;
                 }
-                // Waits for copies.
+                // Waits for copies, of which another may have failed.
                 let mut write = this.leased.write().unwrap_or_else(PoisonError::into_inner);
-                if write.as_ref().is_some_and(is_wanted)
+                if lock(&this.failed).is_empty()
+                    && write.as_ref().is_some_and(is_wanted)
                     && let Some(leased) = write.take()
                 {
                     *lock(&this.next) = Instant::now() + PAUSE;

@@ -234,28 +234,28 @@ impl StagesInner {
         let parts = &batch.parts[chunk];
         match batch.direction {
             PageDirection::Read => {
-                self.each_run(parts, |run, at, bytes| {
-                    let read = own.host.read_file(at, bytes, &self.file, run[0].offset);
-                    match read.map_err(plain) {
-                        Ok(read) if read == bytes => Ok(()),
-                        Ok(_) => Err((run[0].page, io::ErrorKind::UnexpectedEof.into())),
-                        Err(error) => Err((run[0].page, error)),
+                each_run(parts, |offset, at, bytes| {
+                    match own.host.read_file(at, bytes, &self.file, offset).map_err(plain)? {
+                        read if read == bytes => Ok(()),
+                        _ => Err(io::ErrorKind::UnexpectedEof.into()),
                     }
                 })?;
                 own.copy(batch, parts)?;
             }
             PageDirection::Write => {
                 own.copy(batch, parts)?;
-                self.each_run(parts, |run, at, bytes| {
+                each_run(parts, |offset, at, bytes| {
                     let mut done = 0;
                     while done < bytes {
                         // After a part, an error is only reported by the next call.
-                        let offset = run[0].offset + done as u64;
-                        match own.host.write_file(at + done, bytes - done, &self.file, offset).map_err(plain)
+                        let (from, left) = (at + done, bytes - done);
+                        match own
+                            .host
+                            .write_file(from, left, &self.file, offset + done as u64)
+                            .map_err(plain)?
                         {
-                            Ok(0) => return Err((run[0].page, io::ErrorKind::WriteZero.into())),
-                            Ok(written) => done += written,
-                            Err(error) => return Err((run[0].page, error)),
+                            0 => return Err(io::ErrorKind::WriteZero.into()),
+                            written => done += written,
                         }
                     }
                     Ok(())
@@ -265,22 +265,18 @@ impl StagesInner {
         *stage = Some(own);
         Ok(())
     }
+}
 
-    /// Calls `each` for parts that follow each other in the file, with their place in the stage and their bytes.
-    fn each_run(
-        &self,
-        parts: &[StagedPart],
-        mut each: impl FnMut(&[StagedPart], usize, usize) -> std::result::Result<(), (usize, io::Error)>,
-    ) -> Result<()> {
-        let mut at = 0;
-        let follows = |one: &StagedPart, next: &StagedPart| one.offset + one.bytes as u64 == next.offset;
-        for run in parts.chunk_by(follows) {
-            let bytes = run.iter().map(|part| part.bytes).sum();
-            each(run, at, bytes).map_err(|(page, source)| PagesError::Page { page, source })?;
-            at += bytes;
-        }
-        Ok(())
+/// Calls `each` for runs of parts that follow each other in the file: where a run lies there and in the stage, and its bytes.
+fn each_run(parts: &[StagedPart], mut each: impl FnMut(u64, usize, usize) -> io::Result<()>) -> Result<()> {
+    let mut at = 0;
+    let follows = |one: &StagedPart, next: &StagedPart| one.offset + one.bytes as u64 == next.offset;
+    for run in parts.chunk_by(follows) {
+        let bytes = run.iter().map(|part| part.bytes).sum();
+        each(run[0].offset, at, bytes).map_err(|source| PagesError::Page { page: run[0].page, source })?;
+        at += bytes;
     }
+    Ok(())
 }
 
 impl Stage {

@@ -1,6 +1,8 @@
 /* Every function of onehop.h in C99, on a simulated drive and the emulated GPU: success and refusals. */
 #include <onehop/onehop.h>
 
+#include "expect.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,19 +11,6 @@
 typedef char options_are_32_bytes[sizeof(struct onehop_lend_options) == 32 ? 1 : -1];
 typedef char infos_are_24_bytes[sizeof(struct onehop_lent_info) == 24 ? 1 : -1];
 typedef char commands_are_64_bytes[sizeof(onehop_command) == 64 ? 1 : -1];
-
-static void expect(int line, int got, int want, const char *words)
-{
-    const char *said = onehop_last_error();
-    if (got != want || (want != 0 && !strstr(said, words)) || (want == 0 && *said != 0)) {
-        fprintf(stderr, "line %d: %d and '%s' instead of %d and '%s'\n", line, got, said, want, words);
-        exit(1);
-    }
-}
-
-#define WORKS(call) expect(__LINE__, call, 0, "")
-#define FAILS(call, code, words) expect(__LINE__, call, code, words)
-#define IS(what) do { if (!(what)) { fprintf(stderr, "line %d: not so: %s\n", __LINE__, #what); exit(1); } } while (0)
 
 int main(void)
 {

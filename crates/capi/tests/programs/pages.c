@@ -1,6 +1,8 @@
 /* Pages of a file in memory of this process, which stands for the emulated GPU's: pages FILE IS-IN-MEMORY. */
 #include <onehop/onehop.h>
 
+#include "expect.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,19 +13,6 @@ typedef char pages_are_32_bytes[sizeof(struct onehop_page) == 32 ? 1 : -1];
 typedef char memory_is_at_24[offsetof(struct onehop_page, memory) == 24 ? 1 : -1];
 
 enum { SIZE = 1 << 20, PAGE = 4096 };
-
-static void expect(int line, int got, int want, const char *words)
-{
-    const char *said = onehop_last_error();
-    if (got != want || (want != 0 && !strstr(said, words)) || (want == 0 && *said != 0)) {
-        fprintf(stderr, "line %d: %d and '%s' instead of %d and '%s'\n", line, got, said, want, words);
-        exit(1);
-    }
-}
-
-#define WORKS(call) expect(__LINE__, call, 0, "")
-#define FAILS(call, code, words) expect(__LINE__, call, code, words)
-#define IS(what) do { if (!(what)) { fprintf(stderr, "line %d: not so: %s\n", __LINE__, #what); exit(1); } } while (0)
 
 static unsigned char whole[SIZE], found[SIZE], other[3 * PAGE];
 

@@ -1,6 +1,8 @@
 /* Files and blocks of a drive in GPU memory by every route: transfer DRIVE PATH WANTED-FILE WANTED-BLOCKS. */
 #include <onehop/onehop.h>
 
+#include "expect.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,19 +17,6 @@ typedef char verified_is_at_72[offsetof(struct onehop_outcome, verified) == 72 ?
 typedef char why_is_at_80[offsetof(struct onehop_outcome, why_not_better) == 80 ? 1 : -1];
 
 static const char *const ROUTES[] = {"gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct", "cpu/pinned", "auto"};
-
-static void expect(int line, int got, int want, const char *words)
-{
-    const char *said = onehop_last_error();
-    if (got != want || (want != 0 && !strstr(said, words)) || (want == 0 && *said != 0)) {
-        fprintf(stderr, "line %d: %d and '%s' instead of %d and '%s'\n", line, got, said, want, words);
-        exit(1);
-    }
-}
-
-#define WORKS(call) expect(__LINE__, call, 0, "")
-#define FAILS(call, code, words) expect(__LINE__, call, code, words)
-#define IS(what) do { if (!(what)) { fprintf(stderr, "line %d: not so: %s\n", __LINE__, #what); exit(1); } } while (0)
 
 static unsigned char *contents(const char *path, size_t *bytes)
 {
