@@ -94,6 +94,12 @@ impl<T, K: Eq + Hash + Copy> Queue<T, K> {
         Worker { queue: self, works_for: None }
     }
 
+    /// How many threads could have work now: those that have some, and one for each item that may start.
+    pub fn useful_threads(&self) -> usize {
+        let state = lock(&self.state);
+        usize::try_from(self.threads.taken()).unwrap_or(usize::MAX).saturating_add(self.could_begin(&state))
+    }
+
     /// How many parts could be started now, at most.
     fn could_begin(&self, state: &QueueState<T, K>) -> usize {
         let of_user = |(user, list): &(K, VecDeque<T>)| match self.threads.room(*user) {

@@ -28,6 +28,8 @@ const PAGE: u64 = 4096;
 /// A chunk, and a page at each end: direct I/O reads whole pages.
 const SLOT: usize = CHUNK_BYTES as usize + 2 * PAGE as usize;
 const SLOTS: usize = 2;
+/// Bytes of a lane's ring.
+const RING: usize = SLOTS * SLOT;
 /// Buffers whose copy stream a lane keeps.
 const MAX_COPIERS: usize = 8;
 /// Lanes of a GPU for one user's reads or writes: enough to keep a copy engine of PCIe 5 busy, even with slow memory.
@@ -66,38 +68,55 @@ pub(crate) struct GpuLanes {
     queue: Queue<QueuedTransfers, LaneUser>,
     lanes: AtomicUsize,
     most: usize,
+    /// Rings of lanes that have not been started.
+    rings: Mutex<Vec<Region>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl GpuLanes {
-    /// Starts one lane, so that a GPU that cannot use our memory fails now. One user's reads or writes get `threads`
-    /// lanes at most.
+    /// One user's reads or writes get `threads` lanes at most. Their rings are pinned now, because that would stop copies
+    /// under way later.
+    ///
+    /// # Errors
+    /// When the GPU cannot use our memory.
     pub fn new(starter: &Arc<ThreadStarter>, device: Arc<AnyGpu>, threads: usize) -> Result<Arc<Self>> {
         let most = threads.clamp(1, MAX_LANES);
         let shares = Shares::new(LANES).with_reserve(RESERVE, 1).with_limit(most as u64);
+        // With little memory, lanes get theirs when they start.
+        let memory = new_rings(&device, most).or_else(|_| new_rings(&device, 1))?;
+        let ends = (RING..=memory.len()).step_by(RING);
+        let rings: onehop_gpu::Result<_> = ends.map(|end| memory.slice(end - RING..end)).collect();
         let this = Arc::new(Self {
             starter: starter.clone(),
             device,
             queue: Queue::with_shares(shares),
             lanes: AtomicUsize::new(0),
             most,
+            rings: Mutex::new(rings?),
             threads: Mutex::default(),
         });
-        this.start()?;
+        this.start_below(1)?;
         Ok(this)
     }
 
+    /// Starts a lane if there is work for one more than there are.
     fn start(self: &Arc<Self>) -> Result<()> {
-        let most = (LANES + RESERVE) as usize;
+        // One that has been started and has no work yet will take some.
+        self.start_below(self.queue.useful_threads().min((LANES + RESERVE) as usize))
+    }
+
+    /// Starts a lane if there are fewer than this.
+    fn start_below(self: &Arc<Self>, most: usize) -> Result<()> {
         let one_more = |lanes| (lanes < most).then(|| lanes + 1);
-        if self.lanes.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_err() {
+        if self.lanes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more).is_err() {
             return Ok(());
         }
-        let started =
-            GpuCopyLane::new(self.device.clone()).map_err(crate::Error::from).and_then(|mut lane| {
-                let this = self.clone();
-                self.starter.spawn("usrbio GPU", move || lane.run(&this)).map_err(crate::Error::Thread)
-            });
+        let spare = lock(&self.rings).pop();
+        let ring = spare.map_or_else(|| new_rings(&self.device, 1), Ok);
+        let started = ring.map_err(crate::Error::from).and_then(|ring| {
+            let (this, mut lane) = (self.clone(), GpuCopyLane::new(self.device.clone(), ring));
+            self.starter.spawn("usrbio GPU", move || lane.run(&this)).map_err(crate::Error::Thread)
+        });
         let thread = started.inspect_err(|_| {
             self.lanes.fetch_sub(1, Ordering::AcqRel);
         })?;
@@ -108,9 +127,14 @@ impl GpuLanes {
     }
 
     /// Whether an idle lane may end because enough others remain for one user.
-    fn ends_one(&self) -> bool {
+    fn ends_one(self: &Arc<Self>) -> bool {
         let one_less = |lanes| (lanes > self.most).then(|| lanes - 1);
-        self.lanes.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less).is_ok()
+        let ends = self.lanes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok();
+        if ends {
+            // Work that was added meanwhile may have counted on it.
+            let _ = self.start();
+        }
+        ends
     }
 
     pub fn add(self: &Arc<Self>, user: LaneUser, work: QueuedTransfers) {
@@ -167,8 +191,9 @@ impl OrphanedRing {
     }
 }
 
-fn new_ring(device: &AnyGpu) -> onehop_gpu::Result<Region> {
-    device.gpu().adopt(Place::PinnedHost, HostMem::touched(SLOT * SLOTS)?)
+/// Memory for the rings of so many lanes.
+fn new_rings(device: &AnyGpu, lanes: usize) -> onehop_gpu::Result<Region> {
+    device.gpu().adopt(Place::PinnedHost, HostMem::touched(lanes * RING)?)
 }
 
 /// Copies between the ring and a buffer.
@@ -220,9 +245,8 @@ fn rows_out((from, to, bytes): (usize, usize, usize)) -> Rows {
 }
 
 impl GpuCopyLane {
-    fn new(device: Arc<AnyGpu>) -> onehop_gpu::Result<Self> {
-        let ring = new_ring(&device)?;
-        Ok(Self {
+    fn new(device: Arc<AnyGpu>, ring: Region) -> Self {
+        Self {
             device,
             ring,
             copiers: Vec::new(),
@@ -230,7 +254,7 @@ impl GpuCopyLane {
             pending: None,
             is_stale: false,
             orphaned: Vec::new(),
-        })
+        }
     }
 
     /// Replaces a ring that the GPU may still read. Frees earlier rings whose copies have ended first.
@@ -244,7 +268,7 @@ impl GpuCopyLane {
             if self.orphaned.len() >= MAX_ORPHANED_RINGS {
                 return Err(std::io::Error::from_raw_os_error(Errno::BUSY.raw_os_error()));
             }
-            let new = new_ring(&self.device).map_err(std::io::Error::other)?;
+            let new = new_rings(&self.device, 1).map_err(std::io::Error::other)?;
             let copiers = self.copiers.drain(..).map(|one| (one, None)).collect();
             self.orphaned.push(OrphanedRing { _ring: std::mem::replace(&mut self.ring, new), copiers });
             self.is_stale = false;

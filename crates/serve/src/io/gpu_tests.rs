@@ -56,12 +56,13 @@ fn lane_of_queue(rig: &Rig, queue: Queue<QueuedTransfers, LaneUser>) -> (Arc<Gpu
         // More lanes than allowed, so that none is started.
         let (starter, lanes, threads) =
             (rig.shared.starter.clone(), AtomicUsize::new(usize::MAX), Mutex::default());
-        idle.insert(Arc::new(GpuLanes { starter, device, queue, lanes, most: 0, threads })).clone()
+        let rings = Mutex::default();
+        idle.insert(Arc::new(GpuLanes { starter, device, queue, lanes, most: 0, rings, threads })).clone()
     };
     rig.shared.table.remove(&rig.shared.table.get(rig.gpu).unwrap());
     rig.add_gpu(without_lanes);
     let engine = idle.unwrap();
-    let lane = GpuCopyLane::new(engine.device.clone()).unwrap();
+    let lane = GpuCopyLane::new(engine.device.clone(), new_rings(&engine.device, 1).unwrap());
     (engine, lane)
 }
 
@@ -262,4 +263,33 @@ fn a_gpu_that_never_answers_gets_a_bounded_number_of_rings() {
     // The ring that went stale last is kept until the next chunk.
     assert_eq!(result(&mut lane), 4096);
     assert!(lane.orphaned.is_empty(), "copies that ended keep their rings");
+}
+
+#[test]
+fn a_burst_starts_no_more_lanes_than_its_user_may_have() {
+    const MOST: usize = 3;
+    let rig = Rig::new();
+    let mut made = None;
+    rig.shared.table.remove(&rig.shared.table.get(rig.gpu).unwrap());
+    rig.add_gpu(|own| {
+        let lanes = GpuLanes::new(&rig.shared.starter, own.device.clone(), MOST).unwrap();
+        made.insert(lanes).clone()
+    });
+    let lanes = made.unwrap();
+    let (client, ring) = Rig::ring_of(1000, true, 64);
+    let mut done = Vec::new();
+    for _ in 0..20 {
+        for _ in 0..32 {
+            assert!(rig.begin(&client, &ring, &request(rig.gpu, 0, 0, 4096)).is_none());
+            let started = lanes.lanes.load(Ordering::SeqCst);
+            assert!(started <= MOST, "{started} lanes");
+        }
+        let begun = Instant::now();
+        while done.len() < 32 && begun.elapsed() < LONG {
+            client.wait(Duration::from_millis(1));
+            client.take(&mut done, 32).unwrap();
+        }
+        assert_eq!(done.drain(..).map(|one| one.result).collect::<Vec<_>>(), [4096; 32]);
+    }
+    lanes.end();
 }

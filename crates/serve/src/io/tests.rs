@@ -108,7 +108,7 @@ impl Rig {
         Self::ring_of(uid, read, 4)
     }
 
-    fn ring_of(uid: u32, read: bool, entries: i32) -> (Client, Arc<ServedRing>) {
+    pub fn ring_of(uid: u32, read: bool, entries: i32) -> (Client, Arc<ServedRing>) {
         Self::ring_with(uid, read, entries, 0)
     }
 
