@@ -13,6 +13,7 @@
 mod allocations;
 mod borrowed;
 mod clock;
+mod demote;
 mod descriptors;
 mod dm;
 mod error;

@@ -447,7 +447,7 @@ impl HostMem {
     }
 
     #[inline]
-    fn check(&self, offset: usize, bytes: usize) -> Result<()> {
+    pub(crate) fn check(&self, offset: usize, bytes: usize) -> Result<()> {
         if offset <= self.len && bytes <= self.len - offset {
             Ok(())
         } else {

@@ -49,6 +49,10 @@ const STALL: Duration = Duration::from_secs(120);
 const SHORT_SPIN: Duration = Duration::from_micros(20);
 const LONG_SPIN: Duration = Duration::from_millis(1);
 const SHORT_CALL: usize = 64 << 10;
+/// A call of so many bytes lies in the own caches of the cores that read it, 2 MiB each.
+const CACHED_CALL: usize = 32 << 20;
+/// Of fewer bytes, the copy takes longer to begin than to make.
+const LEAST_DEMOTED: usize = 32 << 10;
 /// How long it sleeps then.
 const NAP: Duration = Duration::from_micros(30);
 /// How long a helper polls for another call before it sleeps: longer than a program with one thread takes from the last
@@ -331,27 +335,34 @@ impl CallEngineInner {
 
     fn next_call(self: &Arc<Self>) -> Arc<Call> {
         let begun = Instant::now();
-        while self.open.load(Ordering::Acquire) == 0
-            && self.callers.load(Ordering::Relaxed) * 2 <= self.threads
-            && begun.elapsed() < HELPER_SPIN
-        {
-            std::thread::yield_now();
+        while !self.is_half_busy() && begun.elapsed() < HELPER_SPIN {
+            // All helpers come at the same time: those that slept for the lock would be woken one after the other.
+            let next = if self.open.load(Ordering::Acquire) > 0 { self.work.try_lock().ok() } else { None };
+            match next.and_then(|mut work| self.pick(&mut work)) {
+                Some(call) => return call,
+                None => std::thread::yield_now(),
+            }
         }
         let mut work = self.work();
         loop {
-            while work.calls.front().is_some_and(|call| call.not_taken() == 0) {
-                work.calls.pop_front();
-            }
-            self.open.store(work.calls.len(), Ordering::Release);
-            let next = work.calls.front().cloned();
-            if let Some(call) = next.filter(|_| !self.is_crowded()) {
-                self.wake_helpers(&mut work, &call);
+            if let Some(call) = self.pick(&mut work) {
                 return call;
             }
             work.asleep += 1;
             work = self.more.wait(work).unwrap_or_else(PoisonError::into_inner);
             work.asleep -= 1;
         }
+    }
+
+    /// A call that a helper may work on.
+    fn pick(self: &Arc<Self>, work: &mut Work) -> Option<Arc<Call>> {
+        while work.calls.front().is_some_and(|call| call.not_taken() == 0) {
+            work.calls.pop_front();
+        }
+        self.open.store(work.calls.len(), Ordering::Release);
+        let call = work.calls.front().filter(|_| !self.is_crowded())?.clone();
+        self.wake_helpers(work, &call);
+        Some(call)
     }
 
     fn execute_chunk(&self, call: &Arc<Call>, chunk: usize) {
@@ -402,6 +413,11 @@ impl CallEngineInner {
         let filled = call.source.fill(room, at, bytes, &self.counts);
         match filled {
             Ok(filled) if filled.bytes > 0 && !call.has_failed() => {
+                if self.is_worth_demoting(call, filled.bytes) {
+                    self.ring
+                        .demote(slot * SLOT + filled.skip, filled.bytes)
+                        .map_err(CallError::of_memory)?;
+                }
                 let part = CallPart { call: call.clone(), chunk, skip: filled.skip, bytes: filled.bytes };
                 // If this fails, the slot pool still has the part, and ends the chunk when it reports the part.
                 if let Err(error) = self.slots.hand_in(Full { slot, filler: call.memory.target.index, part })
@@ -415,6 +431,19 @@ impl CallEngineInner {
                 filled.map(|_| call.finish(chunk, 0))
             }
         }
+    }
+
+    /// Whether a chunk should be moved out of this core's own cache, where the copy engine reads it at half the speed. That
+    /// takes half as long as filling the slot: the time is there where cores are, or at the end of a call, which waits for
+    /// its copies anyway. In long calls, the next chunks displace it.
+    fn is_worth_demoting(&self, call: &Call, bytes: usize) -> bool {
+        let has_time = call.not_taken() == 0 || (call.bytes <= CACHED_CALL && !self.is_half_busy());
+        has_time && bytes >= LEAST_DEMOTED
+    }
+
+    /// Whether callers keep at least half of the threads busy.
+    fn is_half_busy(&self) -> bool {
+        self.callers.load(Ordering::Relaxed) * 2 > self.threads
     }
 
     fn write_chunk(&self, call: &Call, file: &CallFile, chunk: usize, slot: usize) -> Result<(), CallError> {
@@ -447,8 +476,7 @@ impl CallEngineInner {
     /// Waits for the chunks that others work on, and for the copies.
     fn wait(&self, call: &Call) -> Result<(), CallError> {
         let (mut left, mut since) = (call.left(), Instant::now());
-        let crowded = self.callers.load(Ordering::Relaxed) * 2 > self.threads;
-        let spin = if crowded && call.bytes > SHORT_CALL { SHORT_SPIN } else { LONG_SPIN };
+        let spin = if self.is_half_busy() && call.bytes > SHORT_CALL { SHORT_SPIN } else { LONG_SPIN };
         while left > 0 {
             if let Err(error) = self.slots.try_attend() {
                 give_up(call);

@@ -4,7 +4,7 @@
 //! full slots are batched as long as the engine is busy.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,10 @@ use crate::error::{Error, Result};
 
 /// Bytes that are worth a call: larger batches are hardly faster.
 const BATCH: usize = 16 << 20;
+/// Batches of a group in flight: the engine has the next when one ends, although it takes some microseconds until that is
+/// seen. Fewer bytes than `SECOND` are copied sooner if they wait for others.
+const IN_FLIGHT: usize = 2;
+const SECOND: usize = 256 << 10;
 /// Poll interval for copies of a thread without a slot: a small part of a batch's duration.
 const COPY_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
@@ -39,6 +43,18 @@ pub(super) trait SlotCopier {
     type End;
     /// Bytes of a slot.
     fn slot_bytes(&self) -> usize;
+    /// Bytes that are worth a call while others are in flight.
+    fn batch_bytes(&self) -> usize {
+        BATCH
+    }
+    /// Bytes that a part copies, about.
+    fn bytes(&self, _: &Self::Part) -> usize {
+        self.slot_bytes()
+    }
+    /// How many groups there are.
+    fn groups(&self) -> usize {
+        1
+    }
     /// Parts of one group are copied together. Copies of one group do not wait for those of another.
     fn group(&self, _: &Self::Part) -> usize {
         0
@@ -59,6 +75,8 @@ pub(super) trait SlotCopier {
 /// A thread that needs both locks takes the lane's first.
 pub(super) struct SlotPool<L: SlotCopier = LoadLane> {
     queue: Mutex<SlotQueue<L::Part>>,
+    /// Parts that wait in `queue`, to be read without its lock.
+    waiting: AtomicUsize,
     lane: Mutex<UnderWay<L>>,
     /// A thread found the lane taken when it handed in its part.
     is_missed: AtomicBool,
@@ -111,6 +129,7 @@ impl<L: SlotCopier> SlotPool<L> {
     fn of(empty: Vec<Vec<usize>>, shares: Option<SlotShares>) -> Self {
         Self {
             queue: Mutex::new(SlotQueue { waiting: VecDeque::new(), empty, shares }),
+            waiting: AtomicUsize::new(0),
             lane: Mutex::new(UnderWay {
                 lane: None,
                 batches: VecDeque::new(),
@@ -147,7 +166,10 @@ impl<L: SlotCopier> SlotPool<L> {
     }
 
     pub(super) fn hand_in(&self, full: Full<L::Part>) -> Result<()> {
-        self.queue().waiting.push_back(full);
+        let mut queue = self.queue();
+        queue.waiting.push_back(full);
+        self.waiting.store(queue.waiting.len(), Ordering::SeqCst);
+        drop(queue);
         // A second time for parts that others handed in meanwhile, and no more: this thread has files to read.
         for _ in 0..2 {
             if !self.attend_if_free()? {
@@ -195,8 +217,8 @@ impl<L: SlotCopier> SlotPool<L> {
     /// False if another thread has the lane.
     fn attend_if_free(&self) -> Result<bool> {
         match self.lane.try_lock() {
-            Ok(mut lane) => lane.attend(&self.queue)?,
-            Err(TryLockError::Poisoned(lane)) => lane.into_inner().attend(&self.queue)?,
+            Ok(mut lane) => lane.attend(self)?,
+            Err(TryLockError::Poisoned(lane)) => lane.into_inner().attend(self)?,
             Err(TryLockError::WouldBlock) => return Ok(false),
         }
         Ok(true)
@@ -206,7 +228,7 @@ impl<L: SlotCopier> SlotPool<L> {
     pub(super) fn finish(&self, is_stopped: impl Fn() -> bool) -> Result<()> {
         while !is_stopped() {
             let mut lane = self.lane();
-            lane.attend(&self.queue)?;
+            lane.attend(self)?;
             if lane.batches.is_empty() && self.queue().waiting.is_empty() {
                 break;
             }
@@ -252,19 +274,30 @@ impl<P> SlotQueue<P> {
         self.empty.get_mut(list).into_iter().for_each(|empty| empty.push(slot));
     }
 
-    /// Parts of one group that are worth a call, or keep the group's engine busy.
+    /// Parts of one group that has `least` bytes waiting: `most` bytes, or a part more.
     fn next_batch(
         &mut self,
         most: usize,
-        group: impl Fn(&Full<P>) -> usize,
-        is_idle: impl Fn(usize) -> bool,
+        of: impl Fn(&Full<P>) -> (usize, usize),
+        least: impl Fn(usize) -> usize,
     ) -> Vec<Full<P>> {
-        let count = |of| self.waiting.iter().filter(|full| group(full) == of).count();
-        let is_due = |of: &usize| is_idle(*of) || count(*of) >= most;
-        let Some(due) = self.waiting.iter().map(&group).find(is_due) else { return Vec::new() };
-        let mut batch = Vec::new();
+        let mut sums: Vec<(usize, usize)> = Vec::new();
+        let due = self.waiting.iter().map(&of).find_map(|(group, bytes)| {
+            let known = sums.iter().position(|(known, _)| *known == group);
+            let place = known.unwrap_or_else(|| {
+                sums.push((group, 0));
+                sums.len() - 1
+            });
+            let (_, sum) = sums.get_mut(place)?;
+            *sum += bytes;
+            (*sum >= least(group)).then_some(group)
+        });
+        let Some(due) = due else { return Vec::new() };
+        let (mut batch, mut sum) = (Vec::new(), 0);
         for full in std::mem::take(&mut self.waiting) {
-            if batch.len() < most && group(&full) == due {
+            let (group, bytes) = of(&full);
+            if sum < most && group == due {
+                sum += bytes;
                 batch.push(full);
             } else {
                 self.waiting.push_back(full);
@@ -276,9 +309,9 @@ impl<P> SlotQueue<P> {
 
 impl<L: SlotCopier> UnderWay<L> {
     /// Releases the slots that were copied, and begins the copies that are worth a call.
-    fn attend(&mut self, queue: &Mutex<SlotQueue<L::Part>>) -> Result<()> {
+    fn attend(&mut self, pool: &SlotPool<L>) -> Result<()> {
         let Some(lane) = &mut self.lane else { return Ok(()) };
-        let queue = || queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = || pool.queue();
         if !self.aside.is_empty() && Instant::now() >= self.next_look {
             self.aside.retain_mut(|aside| {
                 let is_over = lane.is_over(&mut aside.end).unwrap_or_else(|error| !error.is_under_way());
@@ -321,10 +354,27 @@ impl<L: SlotCopier> UnderWay<L> {
             }
             full.into_iter().for_each(|full| lane.report(full.part));
         }
-        let most = (BATCH / lane.slot_bytes()).max(1);
+        let most = lane.batch_bytes();
+        let parts = most.div_ceil(lane.slot_bytes());
         loop {
-            let is_idle = |group| self.batches.iter().all(|batch| batch.group != group);
-            let full = queue().next_batch(most, |full| lane.group(&full.part), is_idle);
+            let in_flight = |group| self.batches.iter().filter(|batch| batch.group == group).count();
+            let least = |group| match in_flight(group) {
+                0 => 0,
+                in_flight if in_flight < IN_FLIGHT => SECOND,
+                _ => most,
+            };
+            let waiting = pool.waiting.load(Ordering::SeqCst);
+            let all_wait = || waiting < parts && (0..lane.groups()).all(|group| least(group) == most);
+            if waiting == 0 || all_wait() {
+                return Ok(());
+            }
+            let full = {
+                let mut queue = queue();
+                let of = |full: &Full<_>| (lane.group(&full.part), lane.bytes(&full.part));
+                let full = queue.next_batch(most, of, least);
+                pool.waiting.store(queue.waiting.len(), Ordering::SeqCst);
+                full
+            };
             let Some(first) = full.first() else { return Ok(()) };
             let (begun, group) = (Instant::now(), lane.group(&first.part));
             match lane.copy(&full) {
@@ -334,6 +384,7 @@ impl<L: SlotCopier> UnderWay<L> {
                     // reported as complete.
                     let mut queue = queue();
                     full.into_iter().rev().for_each(|full| queue.waiting.push_front(full));
+                    pool.waiting.store(queue.waiting.len(), Ordering::SeqCst);
                     return Err(error);
                 }
             }
@@ -342,237 +393,4 @@ impl<L: SlotCopier> UnderWay<L> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::mpsc::channel;
-
-    use onehop_gpu::{Copier, Emulated, Gpu, Mark, Place, Rows};
-
-    use super::super::worker_pool::{Copiers, LoadPart};
-    use super::*;
-    use crate::error::Error;
-    use crate::plan::{Arenas, Chunk, Copy};
-
-    /// Refuses the first call.
-    struct Refuses {
-        copier: Box<dyn Copier>,
-        copied: Arc<Mutex<Vec<usize>>>,
-        first: bool,
-    }
-
-    impl Copier for Refuses {
-        fn copy(&mut self, rows: &Rows) -> onehop_gpu::Result<()> {
-            if std::mem::take(&mut self.first) {
-                return Err(onehop_gpu::Error::Silent { what: "a copy".into(), seconds: 0 });
-            }
-            self.copied.lock().unwrap().push(rows.to);
-            self.copier.copy(rows)
-        }
-        fn mark(&mut self) -> onehop_gpu::Result<Mark> {
-            self.copier.mark()
-        }
-        fn is_over(&mut self, mark: Mark) -> onehop_gpu::Result<bool> {
-            self.copier.is_over(mark)
-        }
-        fn wait(&mut self, mark: Mark) -> onehop_gpu::Result<()> {
-            self.copier.wait(mark)
-        }
-    }
-
-    fn chunk(to: u64) -> Chunk {
-        let copies = vec![Copy { slot: 0, to, row: 4096, rows: 1, step: 4096 }];
-        Chunk { index: 0, file: 0, reads: Vec::new(), copies, passes: Vec::new(), direct: None }
-    }
-
-    #[test]
-    fn no_part_of_a_chunk_is_lost_to_a_copy_that_failed() {
-        let (slots, copied, (arrived, arrivals)) = (SlotPool::new(1, 2), Arc::default(), channel());
-        let gpu = Emulated::new();
-        let memory = |place| gpu.alloc(place, 8192).unwrap();
-        let copier = gpu.copier(&memory(Place::PinnedHost), &memory(Place::Vram)).unwrap();
-        let copier = Refuses { copier, copied: Arc::clone(&copied), first: true };
-        slots.open(LoadLane {
-            slot: 4096,
-            copiers: Copiers::Arenas(vec![Box::new(copier)]),
-            arenas: Arenas::alone(),
-            arrived: vec![(0, arrived)],
-            passes: None,
-        });
-        let first = Full { slot: 0, filler: 0, part: LoadPart { chunk: chunk(0), arrived: None } };
-        assert!(matches!(slots.hand_in(first), Err(Error::Gpu(_))));
-        let whole = chunk(0);
-        let last = LoadPart { chunk: chunk(4096), arrived: Some(whole.clone()) };
-        let last = Full { slot: 1, filler: 0, part: last };
-        slots.hand_in(last).unwrap();
-        slots.try_attend().unwrap();
-        assert_eq!(arrivals.try_recv(), Ok(whole));
-        assert_eq!(*copied.lock().unwrap(), [0, 4096]);
-    }
-
-    /// Stays in its first copy until it is released; every copy is over at once.
-    struct Holds {
-        begun: std::sync::mpsc::Sender<()>,
-        release: std::sync::mpsc::Receiver<()>,
-        copied: Arc<Mutex<Vec<usize>>>,
-    }
-
-    impl SlotCopier for Holds {
-        type Part = ();
-        type End = ();
-
-        fn slot_bytes(&self) -> usize {
-            BATCH
-        }
-
-        fn copy(&mut self, full: &[Full<()>]) -> Result<()> {
-            if self.copied.lock().unwrap().is_empty() {
-                self.begun.send(()).unwrap();
-                self.release.recv().unwrap();
-            }
-            self.copied.lock().unwrap().extend(full.iter().map(|full| full.slot));
-            Ok(())
-        }
-
-        fn is_over(&mut self, (): &mut ()) -> Result<bool> {
-            Ok(true)
-        }
-
-        fn report(&self, (): ()) {}
-    }
-
-    #[test]
-    fn a_thread_that_hands_in_does_not_wait_for_one_that_copies() {
-        let (slots, copied) = (SlotPool::<Holds>::new(2, 1), Arc::default());
-        let ((begun, begins), (let_go, release)) = (channel(), channel());
-        slots.open(Holds { begun, release, copied: Arc::clone(&copied) });
-        std::thread::scope(|scope| {
-            scope.spawn(|| slots.hand_in(Full { slot: 0, filler: 0, part: () }).unwrap());
-            begins.recv().unwrap();
-            // This thread would never release it if it waited.
-            slots.hand_in(Full { slot: 1, filler: 1, part: () }).unwrap();
-            let_go.send(()).unwrap();
-        });
-        // The thread that copied took the other's part too.
-        assert_eq!(*copied.lock().unwrap(), [0, 1]);
-    }
-
-    /// Two GPUs, whose copies the test ends.
-    #[derive(Clone, Default)]
-    struct Answers(Arc<Mutex<Answered>>);
-
-    #[derive(Default)]
-    struct Answered {
-        /// Whether each GPU's state is unknown, and whether its copies have ended.
-        unknown: [bool; 2],
-        over: [bool; 2],
-        /// Slots whose copies failed, and parts that were reported.
-        failed: Vec<usize>,
-        reported: Vec<usize>,
-    }
-
-    impl SlotCopier for Answers {
-        type Part = usize;
-        type End = usize;
-
-        fn slot_bytes(&self) -> usize {
-            BATCH / 4
-        }
-
-        fn group(&self, gpu: &usize) -> usize {
-            *gpu
-        }
-
-        fn copy(&mut self, full: &[Full<usize>]) -> Result<usize> {
-            assert!(full.iter().all(|one| one.part == full[0].part), "GPUs were mixed");
-            Ok(full[0].part)
-        }
-
-        fn is_over(&mut self, gpu: &mut usize) -> Result<bool> {
-            let answers = self.0.lock().unwrap();
-            if answers.unknown[*gpu] {
-                return Err(onehop_gpu::Error::Silent { what: "a copy".into(), seconds: 0 }.into());
-            }
-            Ok(answers.over[*gpu])
-        }
-
-        fn fail(&self, _: Error, full: &[Full<usize>]) -> Result<()> {
-            self.0.lock().unwrap().failed.extend(full.iter().map(|full| full.slot));
-            Ok(())
-        }
-
-        fn report(&self, gpu: usize) {
-            self.0.lock().unwrap().reported.push(gpu);
-        }
-    }
-
-    /// All slots that become free, polled until there are as many or long enough for any that should not.
-    fn freed(slots: &SlotPool<Answers>, count: usize) -> Vec<usize> {
-        let (mut freed, begun) = (Vec::new(), Instant::now());
-        while freed.len() < count && begun.elapsed() < LONGEST {
-            freed.extend(slots.free(0).unwrap());
-        }
-        for _ in 0..20 {
-            slots.lane().next_look = Instant::now();
-            freed.extend(slots.free(0).unwrap());
-        }
-        freed.sort_unstable();
-        freed
-    }
-
-    #[test]
-    fn a_slot_is_set_aside_once_and_found_once() {
-        let (slots, answers) = (SlotPool::new(1, 4), Answers::default());
-        slots.open(answers.clone());
-        answers.0.lock().unwrap().unknown[0] = true;
-        // One GPU does not answer, and the other one's copies are pending meanwhile.
-        for gpu in [0, 1, 0, 1] {
-            let slot = slots.free(0).unwrap().unwrap();
-            slots.hand_in(Full { slot, filler: 0, part: gpu }).unwrap();
-        }
-        assert!(freed(&slots, 0).is_empty(), "a slot was filled again that a GPU may read");
-        let failed = std::mem::take(&mut answers.0.lock().unwrap().failed);
-        assert_eq!(failed.len(), 2);
-        assert_eq!(answers.0.lock().unwrap().reported, [0, 0], "the other GPU's parts are not over");
-        // It responds, and its copies go on.
-        answers.0.lock().unwrap().unknown[0] = false;
-        assert!(freed(&slots, 0).is_empty());
-        answers.0.lock().unwrap().over[0] = true;
-        let mut expected = failed;
-        expected.sort_unstable();
-        assert_eq!(freed(&slots, 2), expected);
-        answers.0.lock().unwrap().over[1] = true;
-        let others = freed(&slots, 2);
-        assert!(others.len() == 2 && others.iter().all(|slot| !expected.contains(slot)), "{others:?}");
-        assert_eq!(answers.0.lock().unwrap().reported, [0, 0, 1, 1]);
-        assert!(answers.0.lock().unwrap().failed.is_empty());
-    }
-
-    #[test]
-    fn a_gpu_that_does_not_end_its_copies_holds_up_no_other() {
-        let (slots, answers) = (SlotPool::new(1, 4), Answers::default());
-        slots.open(answers.clone());
-        answers.0.lock().unwrap().over[1] = true;
-        let stuck = slots.free(0).unwrap().unwrap();
-        slots.hand_in(Full { slot: stuck, filler: 0, part: 0 }).unwrap();
-        for round in 1..100 {
-            let slot = slots.free(0).unwrap().unwrap();
-            assert_ne!(slot, stuck);
-            slots.hand_in(Full { slot, filler: 0, part: 1 }).unwrap();
-            slots.try_attend().unwrap();
-            assert_eq!(answers.0.lock().unwrap().reported, vec![1; round]);
-        }
-    }
-
-    #[test]
-    fn a_slot_that_was_set_aside_is_empty_when_its_copy_has_ended() {
-        let (slots, answers) = (SlotPool::new(1, 1), Answers::default());
-        slots.open(answers.clone());
-        let slot = slots.free(0).unwrap().unwrap();
-        slots.set_aside(0, slot, 0);
-        assert!(freed(&slots, 0).is_empty());
-        answers.0.lock().unwrap().unknown[0] = true;
-        assert!(freed(&slots, 0).is_empty());
-        *answers.0.lock().unwrap() = Answered { over: [true; 2], ..Answered::default() };
-        assert_eq!(freed(&slots, 1), [slot]);
-    }
-}
+mod tests;

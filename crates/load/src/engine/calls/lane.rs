@@ -18,6 +18,9 @@ pub(super) struct CallPart {
     pub(super) bytes: usize,
 }
 
+/// Bytes that are worth a call while others are in flight. Each caller waits for its own, so less than for a load.
+const BATCH: usize = 8 << 20;
+
 /// A copier for each GPU. A failed copy ends its own calls, and no others.
 #[derive(Default)]
 pub(super) struct CallLane {
@@ -53,6 +56,18 @@ impl SlotCopier for CallLane {
 
     fn slot_bytes(&self) -> usize {
         SLOT
+    }
+
+    fn batch_bytes(&self) -> usize {
+        BATCH
+    }
+
+    fn bytes(&self, part: &CallPart) -> usize {
+        part.bytes
+    }
+
+    fn groups(&self) -> usize {
+        self.copiers.len()
     }
 
     fn group(&self, part: &CallPart) -> usize {
