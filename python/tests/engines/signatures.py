@@ -1,5 +1,5 @@
 """Compares the mock serving engines here with real ones: signatures.py FOLDER, an unpacked wheel or source tree with
-`vllm` or `sglang` in it. The real one must have all that the mock has, with at least the same parameters.
+`vllm`, `sglang` or `lmcache` in it. The real one must have all that the mock has, with at least the same parameters.
 """
 
 import ast
@@ -11,7 +11,16 @@ HERE = Path(__file__).parent
 #: Intended differences of mocks: dataclasses in the real one, and stand-ins for others of a kind.
 OTHERWISE = {"LoadConfig.__init__", "DefaultModelLoader.Source", "HookRegistry.hooks", "QuantizedLoader"}
 #: Module-level names that the plugin also relies on.
-NAMES = {"vllm/model_executor/model_loader/__init__.py": ["_LOAD_FORMAT_TO_MODEL_LOADER", "register_model_loader"]}
+NAMES = {
+    "vllm/model_executor/model_loader/__init__.py": ["_LOAD_FORMAT_TO_MODEL_LOADER", "register_model_loader"],
+    "sglang/srt/mem_cache/hicache_storage.py": ["is_mla_model: bool", "tp_size: int", "extra_config:", 'KV = "kv"'],
+    "sglang/srt/mem_cache/storage/backend_factory.py": ["backend_class(storage_config, kwargs)"],
+    "lmcache/v1/storage_backend/__init__.py": [
+        "storage_plugin.{storage_plugin}.module_path",
+        "local_cpu_backend=local_cpu_backend",
+        "dst_device=dst_device",
+    ],
+}
 
 
 def functions(tree, prefix=""):
@@ -20,7 +29,7 @@ def functions(tree, prefix=""):
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             found |= functions(node, f"{prefix}{node.name}.")
-        elif isinstance(node, ast.FunctionDef):
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             every = node.args
             names = [a.arg for a in every.posonlyargs + every.args + every.kwonlyargs]
             found[prefix + node.name] = (names, every.vararg is not None or every.kwarg is not None)
