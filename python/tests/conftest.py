@@ -3,12 +3,14 @@
 Tests of missing devices and libraries do not run, and a line `SKIPPED: ` at the end gives the reason.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import json
 import math
 import random
 import struct
+import sys
 import tempfile
 from pathlib import Path
 
@@ -91,6 +93,35 @@ if not HAS_TORCH or importlib.util.find_spec("transformers") is None or importli
     MISSING.append("Python's tests with transformers: this machine has no transformers, accelerate and torch")
     collect_ignore += ["test_transformers.py"]
 collect_ignore += [] if ("torch", "cuda:0") in FRAMEWORKS else ["test_capture.py"]
+
+
+@contextlib.contextmanager
+def engine(package, module, *, mock):
+    """A module of onehop that builds on a serving engine's package: the one of this machine, or the mock in `engines`."""
+    def ours():
+        return [name for name in sys.modules if name.split(".")[0] == package or name == module]
+
+    if not mock:
+        sys.modules.pop(module, None)
+        yield importlib.import_module(module)
+        return
+    before = {name: sys.modules.pop(name) for name in ours()}
+    sys.path.insert(0, str(Path(__file__).parent / "engines"))
+    try:
+        yield importlib.import_module(module)
+    finally:
+        sys.path.pop(0)
+        for name in ours():
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def engine_kinds(package):
+    """Whether to test with the mock of this package alone, or with the real one too."""
+    if importlib.util.find_spec(package) is None:
+        MISSING.append(f"Python's tests with {package}: this machine has none, its mock stands for it")
+        return ["mock"]
+    return ["mock", "real"]
 
 
 def pytest_generate_tests(metafunc):

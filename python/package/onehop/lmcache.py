@@ -30,6 +30,16 @@ class _Layout(NamedTuple):
     tokens: int
 
 
+def _layout(obj: Any) -> Optional[_Layout]:
+    """None for objects without a tensor."""
+    if obj.raw_tensor is None:
+        return None
+    meta = obj.metadata
+    shapes = meta.shape if meta.shapes is None else meta.shapes
+    dtypes = meta.dtype if meta.dtypes is None else meta.dtypes
+    return _Layout(shapes, dtypes, meta.fmt, meta.cached_positions, obj.get_num_tokens())
+
+
 class OnehopBackend(StoragePluginInterface, AllocatorBackendInterface):  # type: ignore[misc]
     """Chunks in a file.
 
@@ -87,24 +97,15 @@ class OnehopBackend(StoragePluginInterface, AllocatorBackendInterface):  # type:
             raise errors.RequestError(f"there are {len(keys)} keys and {len(objs)} objects, not the same length")
         transfers: List[Transfer] = []
         written = []
-        for key, obj in zip(keys, objs):
-            memory = obj.raw_tensor
-            if memory is None:
+        for key, obj, layout in zip(keys, objs, [_layout(obj) for obj in objs]):
+            if layout is None:
                 _logger.error("a chunk was not stored: %s has no tensor", type(obj).__name__)
                 continue
-            meta = obj.metadata
-            layout = _Layout(
-                meta.shape if meta.shapes is None else meta.shapes,
-                meta.dtype if meta.dtypes is None else meta.dtypes,
-                meta.fmt,
-                meta.cached_positions,
-                obj.get_num_tokens(),
-            )
             slot = self._slots.reserve(key, obj.get_size(), layout)
             if slot is not None:
                 obj.ref_count_up()
                 written.append(obj)
-                transfers.append((slot, [memory[: slot.size]]))
+                transfers.append((slot, [obj.raw_tensor[: slot.size]]))
         if not transfers:
             return None
         return [self._writer.submit(self._write, transfers, written, on_complete_callback)] * len(transfers)
