@@ -71,12 +71,14 @@ class Slots:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         # By key, the least recently used first. Pages that are being written are among them.
         self._slots: OrderedDict[Hashable, Slot] = OrderedDict()
         # Offsets of slots that were used before, and where the slots begin that never were.
         self._free: List[int] = []
         self._unused = 0
+        # Threads that move pages.
+        self._moves = 0
         self._is_closed = False
         _logger.info("%d slots of %d bytes in %s", self._size // self._slot_size, self._slot_size, folder)
 
@@ -108,14 +110,18 @@ class Slots:
             _logger.error("a page of %d bytes does not fit into a slot: it has %d", size, self._page_size)
             return None
         with self._lock:
-            if self._is_closed or self._stored(key) is not None or key in self._slots:
+            if self._is_closed:
+                why = "the file is closed"
+            elif self._stored(key) is not None or key in self._slots:
                 return None
-            offset = self._free_offset()
-            if offset is None:
-                _logger.warning("a page was not stored: all slots are pinned or in use")
-                return None
-            slot = self._slots[key] = Slot(key, offset, size, info)
-            return slot
+            else:
+                offset = self._free_offset()
+                if offset is not None:
+                    slot = self._slots[key] = Slot(key, offset, size, info)
+                    return slot
+                why = "all slots are pinned or in use"
+        _logger.warning("a page was not stored: %s", why)
+        return None
 
     def write(self, transfers: Sequence[Transfer]) -> bool:
         """Writes pages to reserved slots, and then lets them be found. After a failure none of them is."""
@@ -176,19 +182,20 @@ class Slots:
             self._forget(slot)
             return True
 
-    def clear(self) -> List[Slot]:
-        """Forgets all pages, and returns their slots."""
+    def clear(self) -> int:
+        """Forgets all pages, and returns how many there were."""
         with self._lock:
             slots = list(self._slots.values())
             for slot in slots:
                 self._forget(slot)
-            return slots
+            return len(slots)
 
     def close(self) -> None:
-        """Forgets all pages and closes the file."""
+        """Forgets all pages and closes the file. Returns when no page is being moved any more."""
         with self._lock:
             self._is_closed = True
             self._slots.clear()
+            self._lock.wait_for(lambda: self._moves == 0)
         self._pages.close()
 
     def _move(self, move: Callable[[List[Any], List[int]], None], transfers: Sequence[Transfer]) -> None:
@@ -202,6 +209,8 @@ class Slots:
                 offset += _bytes_of(part)
             if offset != slot.offset + slot.size:
                 raise errors.RequestError(f"a page has {slot.size} bytes, its memory {offset - slot.offset}")
+        with self._lock:
+            self._moves += 1
         try:
             move(memories, offsets)
         except errors.StalledError as error:
@@ -211,6 +220,10 @@ class Slots:
                 self._is_closed = True
                 self._slots.clear()
             raise
+        finally:
+            with self._lock:
+                self._moves -= 1
+                self._lock.notify_all()
 
     # The methods below are called with the lock held.
 

@@ -27,7 +27,6 @@ class _Layout(NamedTuple):
     dtypes: Any
     format: Any
     positions: Any
-    tokens: int
 
 
 def _layout(obj: Any) -> Optional[_Layout]:
@@ -37,7 +36,7 @@ def _layout(obj: Any) -> Optional[_Layout]:
     meta = obj.metadata
     shapes = meta.shape if meta.shapes is None else meta.shapes
     dtypes = meta.dtype if meta.dtypes is None else meta.dtypes
-    return _Layout(shapes, dtypes, meta.fmt, meta.cached_positions, obj.get_num_tokens())
+    return _Layout(shapes, dtypes, meta.fmt, meta.cached_positions)
 
 
 class OnehopBackend(StoragePluginInterface, AllocatorBackendInterface):  # type: ignore[misc]
@@ -173,8 +172,8 @@ class OnehopBackend(StoragePluginInterface, AllocatorBackendInterface):  # type:
         return self._slots.remove(key, force)
 
     def clear(self) -> int:
-        """Forgets all chunks, and returns how many tokens they had."""
-        return sum(slot.info.tokens for slot in self._slots.clear())
+        """Forgets all chunks, and returns how many tokens they had if all were full."""
+        return self._slots.clear() * int(self.config.chunk_size)
 
     def get_allocator_backend(self) -> Any:
         return self.local_cpu_backend if self._buffer is None else self
@@ -213,8 +212,8 @@ class OnehopBackend(StoragePluginInterface, AllocatorBackendInterface):  # type:
         )
 
     def close(self) -> None:
-        self._slots.close()
         self._writer.shutdown()
+        self._slots.close()
 
     @staticmethod
     def _release(objs: Sequence[Any]) -> None:

@@ -21,9 +21,6 @@ class MemoryObj(abc.ABC):
     def get_size(self):
         return self.meta.shapes
 
-    def get_num_tokens(self):
-        return self.meta.shapes
-
     def ref_count_up(self):
         self.references += 1
 
