@@ -23,15 +23,14 @@ def hicache(request):
 class HostPool:
     """SGLang's host memory. A page is one array for keys and one for values, or two for each layer."""
 
-    page_size = TOKENS
-
-    def __init__(self, layout="page_first", pages=64, parts=2):
+    def __init__(self, layout="page_first", pages=64, parts=2, page_size=TOKENS):
         self.layout = layout
+        self.page_size = page_size
         count = parts * (LAYERS if layout == "layer_first" else 1)
-        self.parts = numpy.zeros((count, pages, 2 * LAYERS * TOKENS * DIM // count), numpy.uint8)
+        self.parts = numpy.zeros((count, pages, PAGE // count), numpy.uint8)
 
     def get_page_buffer_meta(self, indices):
-        pages = [index // TOKENS for index in indices.tolist()[::TOKENS]]
+        pages = [index // self.page_size for index in indices.tolist()[:: self.page_size]]
         arrays = [self.parts[part, page] for page in pages for part in range(len(self.parts))]
         return [array.ctypes.data for array in arrays], [array.nbytes for array in arrays]
 
@@ -186,6 +185,74 @@ def test_a_closed_backend_and_a_new_one(hicache):
     backend.close()
 
 
+def create_hybrid():
+    """A backend with a pool of states, as Mamba's, and one that goes with the keys and values."""
+    from sglang.srt.mem_cache.hicache_storage import PoolName
+
+    backend = create(size={"kv": 64 * 4096, "mamba": 8 * 4096, "indexer": 64 * 4096})
+    pools = {PoolName.MAMBA: HostPool(parts=4, page_size=1), PoolName.INDEXER: HostPool(parts=1)}
+    for name, pool in [(PoolName.KV, backend.mem_pool_host), *pools.items()]:
+        backend.register_mem_host_pool_v2(pool, name)
+    return backend, pools
+
+
+def test_pools_of_hybrid_models(hicache):
+    from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+
+    backend, pools = create_hybrid()
+    for name, pool in pools.items():
+        pool[3], pool[4] = page_of(f"{name} a"), page_of(f"{name} b")
+    states = PoolTransfer(name=PoolName.MAMBA, keys=["a", "b"], host_indices=numpy.array([3, 4]))
+    others = PoolTransfer(name=PoolName.INDEXER, keys=["a"], host_indices=indices([3]))
+    assert backend.batch_set_v2([states, others]) == {PoolName.MAMBA: [True, True], PoolName.INDEXER: [True]}
+    assert not backend.exists("a")
+    states = PoolTransfer(name=PoolName.MAMBA, keys=["b", "x", "a"], host_indices=numpy.array([10, 11, 12]))
+    others = PoolTransfer(name=PoolName.INDEXER, keys=["b", "a"], host_indices=indices([8, 9]))
+    found = backend.batch_get_v2([states, others])
+    assert found == {PoolName.MAMBA: [True, False, True], PoolName.INDEXER: [False, True]}
+    assert (pools[PoolName.MAMBA][10] == page_of("mamba b")).all() and (pools[PoolName.INDEXER][9] == page_of("indexer a")).all()
+    wrong = PoolTransfer(name=PoolName.MAMBA, keys=["a"], host_indices=None)
+    assert backend.batch_get_v2([wrong]) == {PoolName.MAMBA: [False]}
+    backend.clear()
+    assert backend.batch_get_v2([states]) == {PoolName.MAMBA: [False] * 3}
+    backend.close()
+    assert backend.batch_set_v2([states]) == {PoolName.MAMBA: [False] * 3}
+
+
+def test_prefixes_that_all_pools_have(hicache):
+    from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
+
+    dice = random.Random(2)
+    keys = [f"key {number}" for number in range(8)]
+    for _ in range(100):
+        backend, pools = create_hybrid()
+        stored = {}
+        for name, pool in [(PoolName.KV, backend.mem_pool_host), *pools.items()]:
+            stored[name] = [number for number in range(8) if dice.random() < 0.9]
+            chosen = PoolTransfer(
+                name=name,
+                keys=[keys[number] for number in stored[name]],
+                host_indices=numpy.array(stored[name]) if name == PoolName.MAMBA else indices(stored[name] or [0]),
+            )
+            if stored[name]:
+                assert all(backend.batch_set_v2([chosen])[name])
+        window = dice.randrange(1, 4)
+        result = backend.batch_exists_v2(keys, [
+            PoolTransfer(name=PoolName.INDEXER),
+            PoolTransfer(name=PoolName.MAMBA, keys=keys[:window], hit_policy=PoolHitPolicy.TRAILING_PAGES),
+        ])  # fmt: skip
+        right = [
+            length for length in range(1, 9)
+            if {*range(length)} <= {*stored[PoolName.KV]} & {*stored[PoolName.INDEXER]}
+            and {*range(max(0, length - window), length)} <= {*stored[PoolName.MAMBA]}
+        ]  # fmt: skip
+        assert result.restorable_prefix_pages == right and result.kv_hit_pages == max(right, default=0)
+        assert result.extra_pool_hit_pages.get(PoolName.KV, 0) == backend.batch_exists(keys)
+        backend.close()
+    with pytest.raises(errors.RequestError, match="hit policy"):
+        backend.batch_exists_v2(keys, [PoolTransfer(name=PoolName.MAMBA, hit_policy=PoolHitPolicy.BLOCK_GROUPS)])
+
+
 def test_failed_writes_are_reported(hicache, monkeypatch):
     backend = create()
 
@@ -193,7 +260,7 @@ def test_failed_writes_are_reported(hicache, monkeypatch):
         raise errors.PageError("no space")
 
     with monkeypatch.context() as patched:
-        patched.setattr(backend._slots._pages, "write", fails)
+        patched.setattr(backend._pools["kv"].slots._pages, "write", fails)
         assert backend.batch_set_v1(["a", "b"], indices([0, 1])) == [False, False] and not backend.set("c", page_of("c"))
     assert backend.batch_exists(["a"]) == 0 and backend.set("a", page_of("a"))
     backend.close()
@@ -218,10 +285,13 @@ def test_what_is_not_supported_is_refused(hicache):
         create(is_mla=True, ranks=8)
     create(ranks=8).close()
     backend = create()
-    backend.register_mem_host_pool_v2(backend.mem_pool_host, "kv")
-    with pytest.raises(errors.RequestError, match="pool mamba"):
+    with pytest.raises(errors.RequestError, match='the file for the pool "mamba" is missing'):
         backend.register_mem_host_pool_v2(HostPool(), "mamba")
     backend.close()
+    pool = HostPool()
+    pool.kv_buffer = None
+    with pytest.raises(errors.RequestError, match="primary pool has no memory"):
+        create(pool)
     for options, words in [
         ({"path": None}, "path must be a directory"),
         ({"path": "/none"}, "path must be a directory"),

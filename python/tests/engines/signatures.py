@@ -13,7 +13,13 @@ OTHERWISE = {"LoadConfig.__init__", "DefaultModelLoader.Source", "HookRegistry.h
 #: Module-level names that the plugin also relies on.
 NAMES = {
     "vllm/model_executor/model_loader/__init__.py": ["_LOAD_FORMAT_TO_MODEL_LOADER", "register_model_loader"],
-    "sglang/srt/mem_cache/hicache_storage.py": ["is_mla_model: bool", "tp_size: int", "extra_config:", 'KV = "kv"'],
+    "sglang/srt/mem_cache/hicache_storage.py": [
+        "is_mla_model: bool",
+        "tp_size: int",
+        "extra_config:",
+        "kv_hit_pages: int\n    extra_pool_hit_pages:",
+        "restorable_prefix_pages:",
+    ],
     "sglang/srt/mem_cache/storage/backend_factory.py": ["backend_class(storage_config, kwargs)"],
     "lmcache/v1/storage_backend/__init__.py": [
         "storage_plugin.{storage_plugin}.module_path",

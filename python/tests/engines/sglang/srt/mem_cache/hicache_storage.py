@@ -1,6 +1,7 @@
 import abc
 import dataclasses
-from typing import Optional
+import enum
+from typing import Any, List, Optional
 
 
 @dataclasses.dataclass
@@ -18,6 +19,36 @@ class HiCacheStorageConfig:
     extra_config: Optional[dict] = None
 
 
+class PoolName(str, enum.Enum):
+    KV = "kv"
+    MAMBA = "mamba"
+    INDEXER = "indexer"
+
+    def __str__(self):
+        return self.value
+
+
+class PoolHitPolicy(str, enum.Enum):
+    ALL_PAGES = "all_pages"
+    TRAILING_PAGES = "trailing_pages"
+    BLOCK_GROUPS = "block_groups"
+
+
+@dataclasses.dataclass
+class PoolTransfer:
+    name: PoolName
+    host_indices: Any = None
+    keys: Optional[List[str]] = None
+    hit_policy: PoolHitPolicy = PoolHitPolicy.ALL_PAGES
+
+
+@dataclasses.dataclass
+class PoolTransferResult:
+    kv_hit_pages: int
+    extra_pool_hit_pages: dict
+    restorable_prefix_pages: Optional[List[int]] = None
+
+
 class HiCacheStorage(abc.ABC):
     def register_mem_pool_host(self, mem_pool_host):
         self.mem_pool_host = mem_pool_host
@@ -30,6 +61,15 @@ class HiCacheStorage(abc.ABC):
 
     def batch_set_v1(self, keys, host_indices, extra_info=None):
         pass
+
+    def batch_exists_v2(self, keys, pool_transfers=None, extra_info=None):
+        raise NotImplementedError
+
+    def batch_get_v2(self, transfers, extra_info=None):
+        raise NotImplementedError
+
+    def batch_set_v2(self, transfers, extra_info=None):
+        raise NotImplementedError
 
     @abc.abstractmethod
     def get(self, key, target_location=None, target_sizes=None):
