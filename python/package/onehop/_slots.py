@@ -199,6 +199,8 @@ class Slots:
         self._pages.close()
 
     def _move(self, move: Callable[[List[Any], List[int]], None], transfers: Sequence[Transfer]) -> None:
+        if not transfers:
+            return
         memories: List[Any] = []
         offsets: List[int] = []
         for slot, parts in transfers:
