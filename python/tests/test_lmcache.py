@@ -9,7 +9,7 @@ import types
 import numpy
 import onehop
 import pytest
-from conftest import engine, engine_kinds
+from conftest import DEVICES, engine, engine_kinds
 from onehop import errors
 
 CHUNK = 4096
@@ -17,8 +17,6 @@ CHUNK = 4096
 
 class Mock:
     """Chunks of the mock: the shape is how many bytes there are, the key any object."""
-
-    shape = CHUNK
 
     def __init__(self):
         from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
@@ -38,10 +36,10 @@ class Mock:
         return self.memory.allocate(size, "uint8", MemoryFormat.KV_T2D)
 
     def write(self, chunk, data):
-        chunk.data[:] = data
+        chunk.data[:] = data if isinstance(chunk.data, numpy.ndarray) else chunk.data.new_tensor(data)
 
     def read(self, chunk):
-        return chunk.data
+        return chunk.data if isinstance(chunk.data, numpy.ndarray) else chunk.data.cpu().numpy()
 
 
 class Real:
@@ -52,7 +50,6 @@ class Real:
         from lmcache.v1.metadata import LMCacheMetadata
         from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
-        self.shape = torch.Size([2, 2, 16, 32])
         self.metadata = LMCacheMetadata(
             model_name="model", world_size=1, local_world_size=1, worker_id=0, local_worker_id=0,
             kv_dtype=torch.bfloat16, kv_shape=(2, 2, 16, 2, 16),
@@ -87,7 +84,7 @@ class Real:
         chunk.raw_tensor[: chunk.get_size()] = torch.from_numpy(data)
 
     def read(self, chunk):
-        return chunk.raw_tensor[: chunk.get_size()].numpy()
+        return chunk.raw_tensor[: chunk.get_size()].cpu().numpy()
 
 
 @pytest.fixture(params=engine_kinds("lmcache"), scope="module")
@@ -325,16 +322,24 @@ def test_a_child_has_only_misses(lmcache):
 
 
 def test_gpu_memory_has_a_buffer_of_its_own(lmcache, monkeypatch):
-    monkeypatch.setattr(onehop._slots, "Pages", lambda name, device, create: onehop.Pages(name, device="cpu", create=create))
-    backend = create(lmcache, device="cuda:0", buffer_bytes=16 * CHUNK)
+    if "cuda:0" not in DEVICES:
+        monkeypatch.setattr(onehop._slots, "Pages", lambda name, device, create: onehop.Pages(name, device="cpu", create=create))
+    backend = create(lmcache, device="cuda:0", size=200 * CHUNK, buffer_bytes=5000 * CHUNK)
     assert backend.get_allocator_backend() is backend and backend.get_memory_allocator() is backend._buffer
-    chunk = backend.allocate(lmcache.shape, lmcache.chunk().metadata.dtypes, busy_loop=False)
-    lmcache.write(chunk, bytes_of(1))
-    (future,) = backend.batched_submit_put_task([lmcache.key(1)], [chunk])
-    future.result(10)
-    assert is_right(lmcache, chunk, 1) and is_right(lmcache, backend.get_blocking(lmcache.key(1)), 1)
-    assert backend.allocate(lmcache.chunk(32 * CHUNK).metadata.shapes, lmcache.chunk().metadata.dtypes) is None
-    assert len(backend.batched_allocate(lmcache.shape, lmcache.chunk().metadata.dtypes, 2)) == 2
+    layout = lmcache.chunk().metadata
+    for batch in range(40):
+        numbers = range(10 * batch, 10 * batch + 10)
+        chunks = [backend.allocate(layout.shapes, layout.dtypes, busy_loop=False) for _ in numbers]
+        for number, chunk in zip(numbers, chunks):
+            lmcache.write(chunk, bytes_of(number))
+        for future in backend.batched_submit_put_task([lmcache.key(number) for number in numbers], chunks):
+            future.result(10)
+        assert all(is_right(lmcache, chunk, number) for number, chunk in zip(numbers, chunks))
+    found = backend.batched_get_blocking([lmcache.key(number) for number in range(400)])
+    assert found[:200] == [None] * 200 and all(is_right(lmcache, found[number], number) for number in range(200, 400))
+    too_large = lmcache.chunk(6000 * CHUNK).metadata
+    assert backend.allocate(too_large.shapes, too_large.dtypes) is None
+    assert len(backend.batched_allocate(layout.shapes, layout.dtypes, 2)) == 2
     backend.close()
 
 
@@ -365,7 +370,8 @@ def refusal(lmcache, caplog, **options):
 
 def test_the_memory_is_lmcaches_on_a_cpu(lmcache):
     backend = create(lmcache, local_cpu=True)
+    layout = lmcache.chunk().metadata
     assert backend.get_allocator_backend() is lmcache.memory
     assert backend.get_memory_allocator() is lmcache.memory.get_memory_allocator()
-    assert len(backend.batched_allocate(lmcache.shape, lmcache.chunk().metadata.dtypes, 2)) == 2
+    assert len(backend.batched_allocate(layout.shapes, layout.dtypes, 2)) == 2
     backend.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 #: Intended differences of mocks: dataclasses in the real one, and stand-ins for others of a kind.
-OTHERWISE = {"LoadConfig.__init__", "DefaultModelLoader.Source", "HookRegistry.hooks", "QuantizedLoader"}
+OTHERWISE = {"has_gpu", "MemoryObj.__init__", "LoadConfig.__init__", "DefaultModelLoader.Source", "HookRegistry.hooks", "QuantizedLoader"}
 #: Module-level names that the plugin also relies on.
 NAMES = {
     "vllm/model_executor/model_loader/__init__.py": ["_LOAD_FORMAT_TO_MODEL_LOADER", "register_model_loader"],

@@ -13,10 +13,14 @@ class MemoryFormat(enum.Enum):
 class MemoryObj(abc.ABC):
     """An object of bytes. `shapes` is how many it has."""
 
-    def __init__(self, metadata):
+    def __init__(self, metadata, on_gpu=False):
         self.meta = types.SimpleNamespace(cached_positions=None, shape=None, dtype=None, **metadata)
         self.references = 1
         self.data = numpy.zeros(self.get_size(), numpy.uint8)
+        if on_gpu:
+            import torch
+
+            self.data = torch.from_numpy(self.data).cuda()
 
     def get_size(self):
         return self.meta.shapes
