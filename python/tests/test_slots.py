@@ -149,6 +149,10 @@ def test_failed_writes_are_never_found(folder, monkeypatch, caplog):
             assert not store(slots, [1, 2])
             assert not slots.contains(1) and not slots.is_being_written(2)
     assert "no space" in caplog.text
+    with monkeypatch.context() as patched:
+        patched.setattr(slots._pages, "write", failing(MemoryError()))
+        with pytest.raises(MemoryError):
+            store(slots, [1, 2])
     assert not slots.write([(slots.reserve(1, PAGE), [page_of(1, 10)])]) and not slots.contains(1)
     assert slots.reserve(1, PAGE + 1) is None and slots.reserve(1, 0) is None
     assert store(slots, [1, 2]) and is_right(slots, 1) and is_right(slots, 2)

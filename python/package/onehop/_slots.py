@@ -20,9 +20,9 @@ _ALIGNMENT = 4096
 
 
 class Slot:
-    """Where a page is. It is not reused while it has users or pins.
+    """A page's place in the file. While it has users or pins, no other page gets it.
 
-    info: what the backend wants to know of the page.
+    info: what the backend keeps about the page.
     """
 
     __slots__ = ("key", "offset", "size", "info", "users", "pins", "is_stored")
@@ -32,7 +32,7 @@ class Slot:
         self.offset = offset
         self.size = size
         self.info = info
-        # The writer.
+        # The first user is the writer.
         self.users = 1
         self.pins = 0
         self.is_stored = False
@@ -97,7 +97,7 @@ class Slots:
             return slot is not None and not slot.is_stored
 
     def unpin(self, key: Hashable) -> bool:
-        """Takes back one pin. False if there is no such page."""
+        """Releases one pin. False if there is no such page."""
         with self._lock:
             slot = self._slots.get(key)
             if slot is not None:
@@ -131,12 +131,13 @@ class Slots:
             is_written = True
         except errors.OnehopError as error:
             _logger.error("%d pages were not written: %s", len(transfers), error)
-        with self._lock:
-            for slot, _ in transfers:
-                slot.is_stored = is_written
-                if not is_written:
-                    self._forget(slot)
-                self._end_use(slot)
+        finally:
+            with self._lock:
+                for slot, _ in transfers:
+                    slot.is_stored = is_written
+                    if not is_written:
+                        self._forget(slot)
+                    self._end_use(slot)
         return is_written
 
     @contextlib.contextmanager

@@ -155,8 +155,9 @@ class OnehopHiCache(HiCacheStorage):  # type: ignore[misc]
         pool = self._pools.get(str(PoolName.KV))
         if pool is None:
             return [None] * len(keys)
-        are_read = pool.get(keys, [[target] for target in target_locations])
-        return [target if is_read else None for target, is_read in zip(target_locations, are_read)]
+        targets = target_locations or [None] * len(keys)
+        are_read = pool.get(keys, [[target] for target in targets])
+        return [target if is_read else None for target, is_read in zip(targets, are_read)]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
         return self.batch_set([key], [value])

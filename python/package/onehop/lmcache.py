@@ -110,17 +110,19 @@ class OnehopBackend(StoragePluginInterface, AllocatorBackendInterface):  # type:
         return [self._writer.submit(self._write, transfers, written, on_complete_callback)] * len(transfers)
 
     def _write(self, transfers: List[Transfer], objs: List[Any], on_complete: Optional[Callable[[Any], None]]) -> None:
-        is_written = self._slots.write(transfers)
-        for obj in objs:
-            obj.ref_count_down()
+        try:
+            is_written = self._slots.write(transfers)
+        finally:
+            self._release(objs)
         if not is_written:
             raise errors.OnehopError(f"{len(transfers)} chunks were not stored")
+        if on_complete is None:
+            return
         for slot, _ in transfers:
-            if on_complete is not None:
-                try:
-                    on_complete(slot.key)
-                except Exception:
-                    _logger.exception("on_complete_callback failed")
+            try:
+                on_complete(slot.key)
+            except Exception:
+                _logger.exception("on_complete_callback failed")
 
     def get_blocking(self, key: Any) -> Any:
         return self.batched_get_blocking([key])[0]
