@@ -30,11 +30,17 @@ pub(super) struct Filler {
 
 impl Filler {
     pub(super) fn run(&self, shared: &LoadShared) -> Result<()> {
+        let mut last = [None; 2];
         while let Some(slot) = self.slots.slot(self.index, || shared.is_stopped())?
             && let Some(chunk) = self.fill(shared, slot)?
         {
             let arrived = Some(chunk.clone());
             self.slots.hand_in(Full { slot, filler: self.index, part: LoadPart { chunk, arrived } })?;
+            last = [Some(slot), last[0]];
+        }
+        // Nothing displaces them from this core's own cache any more.
+        for slot in last.into_iter().flatten() {
+            self.ring.demote(slot * self.slot_bytes, self.slot_bytes).map_err(onehop_gpu::Error::from)?;
         }
         self.slots.finish(|| shared.is_stopped())
     }
