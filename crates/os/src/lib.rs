@@ -22,6 +22,7 @@ pub mod file;
 mod file_handle;
 mod file_lease;
 mod file_mapping;
+pub mod file_writes;
 mod fork;
 mod guard;
 pub mod handles;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use onehop_gpu::{CopyRange, Gpu, Place, RangeCopier, Region};
 use onehop_os::HostMem;
+use onehop_os::file_writes::{FileSource, FileWrites, WriteWays};
 
 use crate::{PageDirection, PagesError, Result, lock};
 
@@ -68,6 +69,7 @@ pub(crate) struct Stages(Arc<StagesInner>);
 
 struct StagesInner {
     file: Arc<File>,
+    writes: FileWrites,
     gpu: Arc<dyn Gpu>,
     threads: usize,
     idle: Mutex<Vec<Stage>>,
@@ -93,8 +95,11 @@ impl Drop for Stages {
 impl Stages {
     pub(crate) fn new(file: Arc<File>, gpu: Arc<dyn Gpu>) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+        // Nobody shares this process's mappings.
+        let ways = WriteWays::new(|_| Box::new(|_, _| Some(Box::new(()))));
         Self(Arc::new(StagesInner {
             file,
+            writes: FileWrites::new(Arc::new(ways), 0),
             gpu,
             threads,
             idle: Mutex::default(),
@@ -248,12 +253,8 @@ impl StagesInner {
                     let mut done = 0;
                     while done < bytes {
                         // After a part, an error is only reported by the next call.
-                        let (from, left) = (at + done, bytes - done);
-                        match own
-                            .host
-                            .write_file(from, left, &self.file, offset + done as u64)
-                            .map_err(plain)?
-                        {
+                        let from = FileSource { mem: &own.host, at: at + done, len: bytes - done };
+                        match self.writes.write(&self.file, from, offset + done as u64, || Ok(()))? {
                             0 => return Err(io::ErrorKind::WriteZero.into()),
                             written => done += written,
                         }

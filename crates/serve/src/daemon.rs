@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 use onehop_os::ThreadStarter;
+use onehop_os::file_writes::WriteWays;
 use onehop_os::identity::{Acting, Credentials, OwnCredentials};
 use onehop_target::client::RemoteTree;
 use onehop_target::shares::Shares;
-use onehop_target::tree::{Folder, FolderRules, Tree, WriteWays};
+use onehop_target::tree::{Folder, FolderRules, Tree, mapping_budget, way_sums};
 use onehop_usrbio::gpu::{AnyGpu, GpuChoice, Gpus};
 use onehop_usrbio::mount::FS_TYPE;
 use onehop_usrbio::{Id, SHM};
@@ -207,7 +208,7 @@ impl DaemonShared {
             releases: ThreadPool::with_limit(&starter, 1),
             call_memory: call_memory.into(),
             locks: Locks::new(most_locks, &persons),
-            writes: Arc::new(WriteWays::new(|most| persons.shares(most))),
+            writes: Arc::new(WriteWays::new(|most| mapping_budget(persons.shares(most)))),
             persons,
             stats: Stats::default(),
             gpus: Gpus::new(mode),
@@ -300,7 +301,7 @@ impl DaemonShared {
         if let Some(target) = target {
             document["remote"] = json!(target.report());
         }
-        document["writes"] = json!(self.writes.sums());
+        document["writes"] = json!(way_sums(&self.writes));
         document["programs"] = json!(programs);
         document["buffers"] = json!(buffers);
         document["rings"] = json!(rings);

@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use onehop_os::file_writes::WriteWays;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -31,7 +32,7 @@ use crate::auth::{Key, random};
 use crate::buffers::{Buffers, SessionUser};
 use crate::shares::{Shares, TakenShare};
 use crate::transport::{Acceptor, Link};
-use crate::tree::{Folder, FolderRules, WaySum, WriteWays};
+use crate::tree::{Folder, FolderRules, WaySum, mapping_budget, way_sums};
 use crate::turns::{Next, Queue};
 use crate::wire::{Join, MAX_BODY, MountId, OpenMode, Request, SessionId, Welcome};
 use crate::{Error, Result, lock};
@@ -437,7 +438,7 @@ impl Target {
         let shared = Arc::new(ServerShared {
             root,
             boot: boot()?,
-            writes: Arc::new(WriteWays::new(Shares::new)),
+            writes: Arc::new(WriteWays::new(|most| mapping_budget(Shares::new(most)))),
             nodes: Arc::new(Shares::new((descriptors as u64 / 4).clamp(64, 1 << 20))),
             files: Arc::new(Shares::new((descriptors as u64 / 4).clamp(64, 1 << 20))),
             sessions: Mutex::default(),
@@ -476,7 +477,7 @@ impl Target {
             repeated: count(&shared.stats.repeated),
             read_bytes: count(&shared.stats.read),
             written_bytes: count(&shared.stats.written),
-            writes: shared.writes.sums(),
+            writes: way_sums(&shared.writes),
             refused: count(&shared.stats.refused),
             forged: count(&shared.stats.forged),
             broken: count(&shared.stats.broken),

@@ -7,6 +7,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use onehop_os::file_writes::{FileWrites, WriteWays};
 use onehop_os::identity::{Acting, OwnCredentials, Umask};
 use rustix::fs::{
     Access as Rights, AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Timestamps, UTIME_NOW,
@@ -17,7 +18,6 @@ use rustix::io::Errno;
 
 use super::local::{Local, Writer};
 use super::nodes::{Forgotten, ITSELF, Node, Nodes, file_type, kind};
-use super::writes::{WriteWays, Writes};
 use super::{FolderNames, OpenFile, Tree, TreeResult, xattrs};
 use crate::shares::{Payer, Shares};
 use crate::wire::{Attr, AttrChange, Caller, FsSpace, MAX_BODY, Make, Name, OpenMode, TimeChange, Xattr};
@@ -78,7 +78,7 @@ impl Folder {
     /// When the system calls for it fail.
     pub fn new(root: OwnedFd, rules: FolderRules) -> TreeResult<Self> {
         let own = OwnCredentials::of_root().map_err(|error| super::errno(&error))?.map(Arc::new);
-        let writes = WriteWays::new(Shares::new);
+        let writes = WriteWays::new(|most| super::mapping_budget(Shares::new(most)));
         Ok(Self { nodes: Nodes::new(root, rules.most_open)?, rules, own, writes: (Arc::new(writes), None) })
     }
 
@@ -121,7 +121,7 @@ impl Folder {
         let group = || Some(fstat(&file).ok()?.st_gid).filter(|group| by.groups.contains(group));
         let writer = self.own.clone().map(|own| Writer { own, uid: by.uid, gid: by.gid, group: group() });
         let (ways, number) = &self.writes;
-        Local::written_by(file, writer, Writes::new(ways.clone(), number.unwrap_or(by.uid)))
+        Local::written_by(file, writer, FileWrites::new(ways.clone(), number.unwrap_or(by.uid)))
     }
 
     /// [`Tree::open`], which returns the local file.

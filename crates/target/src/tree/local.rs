@@ -5,12 +5,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
 
+use onehop_os::file_writes::FileWrites;
 use onehop_os::identity::{Acting, Credentials, OwnCredentials};
 use onehop_os::page_cache::{DirectRules, cached_bytes, is_in_memory, may_swap, open_direct};
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::writes::Writes;
 use super::{OpenFile, TransferMemory};
 
 /// The user as whom root's process writes a file: space, quotas and set-id bits are those of the user.
@@ -33,7 +33,7 @@ pub struct Local {
     /// Whether its data is in memory only (tmpfs), once it was read.
     in_memory: OnceLock<bool>,
     /// `None` if one write waits for the other.
-    writes: Option<Writes>,
+    writes: Option<FileWrites>,
 }
 
 impl Local {
@@ -44,7 +44,7 @@ impl Local {
     }
 
     /// Writes as a user.
-    pub(super) fn written_by(file: File, writer: Option<Writer>, writes: Writes) -> Self {
+    pub(super) fn written_by(file: File, writer: Option<Writer>, writes: FileWrites) -> Self {
         let writer = writer.filter(|writer| writer.uid != 0);
         Self { writer, writes: Some(writes), ..Self::new(file) }
     }
@@ -90,14 +90,14 @@ impl OpenFile for Local {
 
     fn write(&self, from: TransferMemory<'_>, at: u64) -> io::Result<usize> {
         if let Some(writes) = &self.writes {
-            return writes.write(&self.file, from, at, || self.act());
+            return writes.write(&self.file, from.source(), at, || self.act());
         }
         let _acting = self.act()?;
         from.mem.write_file(from.at, from.len, &self.file, at).map_err(plain)
     }
 
     fn write_now(&self, from: TransferMemory<'_>, at: u64) -> Option<usize> {
-        self.writes.as_ref().filter(|_| !may_swap())?.write_now(&self.file, from, at)
+        self.writes.as_ref().filter(|_| !may_swap())?.write_now(&self.file, from.source(), at)
     }
 
     fn read_bytes(&self, to: &mut [u8], at: u64) -> io::Result<usize> {

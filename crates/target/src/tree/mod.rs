@@ -8,7 +8,6 @@ mod crossing;
 mod folder;
 mod local;
 mod nodes;
-mod writes;
 mod xattrs;
 
 use std::fs::File;
@@ -17,13 +16,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use onehop_os::HostMem;
+use onehop_os::file_writes::{FileSource, MappingBudget, WriteWays};
 use rustix::io::Errno;
+use serde::Serialize;
 
 pub use folder::{Folder, FolderRules};
 pub use local::Local;
 pub use nodes::Forgotten;
-pub use writes::{WaySum, WriteWays};
 
+use crate::shares::Shares;
 use crate::transport::Shareable;
 use crate::wire::{Attr, AttrChange, Caller, FileKind, FsSpace, Make, Name, OpenMode, Xattr};
 
@@ -53,6 +54,40 @@ pub struct TransferMemory<'a> {
     pub len: usize,
     /// Whether other processes may write or truncate it at any time.
     pub shared: bool,
+}
+
+impl<'a> TransferMemory<'a> {
+    fn source(&self) -> FileSource<'a> {
+        FileSource { mem: self.mem, at: self.at, len: self.len }
+    }
+}
+
+/// Writes of files by one way.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct WaySum {
+    /// `mapping`, or `pwrite`.
+    pub by: &'static str,
+    /// Why not through a mapping.
+    pub why: Option<&'static str>,
+    /// How many there were.
+    pub writes: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// The ways in which files were written.
+#[must_use]
+pub fn way_sums(ways: &WriteWays) -> Vec<WaySum> {
+    let by = |why: Option<_>| if why.is_some() { "pwrite" } else { "mapping" };
+    let sums = ways.sums().into_iter();
+    sums.map(|sum| WaySum { by: by(sum.why), why: sum.why, writes: sum.writes, bytes: sum.bytes }).collect()
+}
+
+/// A budget for mapped bytes that users share.
+#[must_use]
+pub fn mapping_budget(shares: Shares) -> MappingBudget {
+    let shares = Arc::new(shares);
+    Box::new(move |user, bytes| Some(Box::new(shares.acquire(user, bytes)?)))
 }
 
 /// The route by which data arrives on this machine, and why there is no faster one.

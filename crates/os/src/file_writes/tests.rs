@@ -5,8 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use onehop_os::HostMem;
-
 use super::*;
 
 const PAGES: u64 = 64;
@@ -16,7 +14,29 @@ struct WrittenFile {
     path: PathBuf,
     file: File,
     ways: Arc<WriteWays>,
-    writes: Writes,
+    writes: FileWrites,
+    taken: Arc<AtomicU64>,
+}
+
+/// Counts what is taken of a budget: `most`, and no more than the machine's.
+fn counted(most: u64) -> (Arc<AtomicU64>, Arc<WriteWays>) {
+    struct Taken(Arc<AtomicU64>, u64);
+    impl Drop for Taken {
+        fn drop(&mut self) {
+            self.0.fetch_sub(self.1, Ordering::Relaxed);
+        }
+    }
+    let taken = Arc::new(AtomicU64::new(0));
+    let of = taken.clone();
+    let ways = WriteWays::new(|of_machine| {
+        let most = most.min(of_machine);
+        Box::new(move |_, bytes| {
+            let before = of.fetch_add(bytes, Ordering::Relaxed);
+            let share = Taken(of.clone(), bytes);
+            (before + bytes <= most).then(|| Box::new(share) as TakenBytes)
+        })
+    });
+    (taken, Arc::new(ways))
 }
 
 impl Drop for WrittenFile {
@@ -26,17 +46,22 @@ impl Drop for WrittenFile {
 }
 
 impl WrittenFile {
-    fn new(folder: &Path, name: &str, shares: impl FnOnce(u64) -> Shares) -> Self {
+    /// At most `budget` bytes of it are mapped.
+    fn with_budget(folder: &Path, name: &str, budget: u64) -> Self {
         let path = folder.join(format!("onehop-writes-{name}-{}", std::process::id()));
         std::fs::write(&path, vec![0xee; (PAGES * PAGE) as usize]).unwrap();
         let file = File::options().read(true).write(true).open(&path).unwrap();
-        let ways = Arc::new(WriteWays::new(shares));
-        let writes = Writes::new(ways.clone(), 1000);
-        Self { path, file, ways, writes }
+        let (taken, ways) = counted(budget);
+        let writes = FileWrites::new(ways.clone(), 1000);
+        Self { path, file, ways: ways.clone(), writes, taken }
+    }
+
+    fn new(folder: &Path, name: &str) -> Self {
+        Self::with_budget(folder, name, u64::MAX)
     }
 
     fn in_memory(name: &str) -> Self {
-        Self::new(Path::new("/dev/shm"), name, Shares::new)
+        Self::new(Path::new("/dev/shm"), name)
     }
 
     /// Writes as if another write were under way, and returns why not through a mapping.
@@ -49,7 +74,7 @@ impl WrittenFile {
         mem.fill(0, bytes, value).unwrap();
         let before = self.ways.sums();
         let _other = UnderWay::begin(&self.writes.under_way);
-        let from = TransferMemory { mem: &mem, at: 0, len: bytes, shared: false };
+        let from = FileSource { mem: &mem, at: 0, len: bytes };
         assert_eq!(self.writes.write(file, from, at, || Ok(())).unwrap(), bytes);
         let mut found = vec![0; bytes];
         self.file.read_exact_at(&mut found, at).unwrap();
@@ -63,8 +88,7 @@ impl WrittenFile {
 
 #[test]
 fn others_may_be_under_way() {
-    let beds =
-        [WrittenFile::in_memory("plain"), WrittenFile::new(&std::env::temp_dir(), "disk", Shares::new)];
+    let beds = [WrittenFile::in_memory("plain"), WrittenFile::new(&std::env::temp_dir(), "disk")];
     for bed in beds {
         if place(&bed.file) == Err(Unmapped::FileSystem) {
             println!("skipped: {} is on another file system", bed.path.display());
@@ -89,7 +113,7 @@ fn others_may_be_under_way() {
 fn a_write_alone_goes_by_pwrite() {
     let bed = WrittenFile::in_memory("alone");
     let mem = HostMem::anonymous(PAGE as usize).unwrap();
-    let from = TransferMemory { mem: &mem, at: 0, len: PAGE as usize, shared: false };
+    let from = FileSource { mem: &mem, at: 0, len: PAGE as usize };
     bed.writes.write(&bed.file, from, 0, || Ok(())).unwrap();
     assert_eq!(bed.ways.sums()[0].why, Some(Unmapped::Alone.why()));
     assert_eq!(bed.writes.under_way.load(Ordering::Relaxed), 0);
@@ -119,7 +143,7 @@ fn what_programs_would_notice_goes_by_pwrite() {
     let bed = WrittenFile::in_memory("write-only");
     let file = File::options().write(true).open(&bed.path).unwrap();
     assert_eq!(bed.write_by(&file, 0, PAGE as usize, 1), why(Unmapped::OpenMode));
-    let bed = WrittenFile::new(Path::new("/dev/shm"), "budget", |_| Shares::new(GROWTH));
+    let bed = WrittenFile::with_budget(Path::new("/dev/shm"), "budget", GROWTH - 1);
     assert_eq!(bed.write(0, PAGE as usize, 1), why(Unmapped::Budget));
 }
 
@@ -131,8 +155,8 @@ fn libc_flags(flags: OFlags) -> i32 {
 fn only_files_in_memory_are_written_at_once() {
     let mem = HostMem::anonymous(PAGE as usize).unwrap();
     mem.fill(0, PAGE as usize, 9).unwrap();
-    let from = TransferMemory { mem: &mem, at: 0, len: PAGE as usize, shared: false };
-    let beds = [WrittenFile::in_memory("now"), WrittenFile::new(&std::env::temp_dir(), "now", Shares::new)];
+    let from = FileSource { mem: &mem, at: 0, len: PAGE as usize };
+    let beds = [WrittenFile::in_memory("now"), WrittenFile::new(&std::env::temp_dir(), "now")];
     for bed in beds {
         let now = |at| bed.writes.write_now(&bed.file, from, at);
         assert_eq!(now(0), None, "it is not known where the file is");
@@ -150,10 +174,10 @@ fn only_files_in_memory_are_written_at_once() {
 fn the_budget_is_returned() {
     let bed = WrittenFile::in_memory("returned");
     assert_eq!(bed.write(0, PAGE as usize, 1), None);
-    let budget = bed.ways.budget.clone();
-    assert!(budget.taken() >= GROWTH);
+    let taken = bed.taken.clone();
+    assert!(taken.load(Ordering::Relaxed) >= GROWTH);
     drop(bed);
-    assert_eq!(budget.taken(), 0);
+    assert_eq!(taken.load(Ordering::Relaxed), 0);
 }
 
 #[test]
@@ -164,7 +188,8 @@ fn a_long_hole_counts_for_a_part() {
     assert_eq!(mapped, Some(Unmapped::Budget.why()), "two PiB of addresses");
     bed.file.set_len(32 * GROWTH * 2).unwrap();
     assert_eq!(bed.write(0, PAGE as usize, 2), None);
-    assert!(bed.ways.budget.taken() >= 4 * GROWTH, "{}", bed.ways.budget.taken());
+    let taken = bed.taken.load(Ordering::Relaxed);
+    assert!(taken >= 4 * GROWTH, "{taken}");
 }
 
 #[test]
@@ -187,7 +212,7 @@ fn word(page: u64, version: u64) -> u64 {
 #[test]
 fn nothing_that_was_cut_off_returns() {
     cut_off(&WrittenFile::in_memory("truncated"));
-    cut_off(&WrittenFile::new(&std::env::temp_dir(), "truncated", Shares::new));
+    cut_off(&WrittenFile::new(&std::env::temp_dir(), "truncated"));
 }
 
 fn cut_off(bed: &WrittenFile) {
@@ -195,7 +220,7 @@ fn cut_off(bed: &WrittenFile) {
     let over = AtomicBool::new(false);
     let write = |thread: u64| {
         let mem = HostMem::anonymous(PAGE as usize).unwrap();
-        let from = TransferMemory { mem: &mem, at: 0, len: PAGE as usize, shared: false };
+        let from = FileSource { mem: &mem, at: 0, len: PAGE as usize };
         for step in 1_u64.. {
             // Each page has one writer.
             let page = step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & (PAGES - 1) & !1 | thread;
@@ -246,7 +271,7 @@ fn cut_off(bed: &WrittenFile) {
 fn on_a_small_disk() {
     let Some(folder) = std::env::var_os("ONEHOP_TEST_SMALL_DISK") else { return };
     let folder = PathBuf::from(folder);
-    let bed = WrittenFile::new(&folder, "full", Shares::new);
+    let bed = WrittenFile::new(&folder, "full");
     assert_eq!(place(&bed.file), Ok(true));
     bed.file.set_len(16 * PAGES * PAGE).unwrap();
     // Holes are in the page cache once they have been read.
@@ -256,7 +281,7 @@ fn on_a_small_disk() {
         (0..).step_by(PAGE as usize).find(|at| filler.write_all_at(&[7; PAGE as usize], *at).is_err());
     let mem = HostMem::anonymous(PAGE as usize).unwrap();
     let _other = UnderWay::begin(&bed.writes.under_way);
-    let from = TransferMemory { mem: &mem, at: 0, len: PAGE as usize, shared: false };
+    let from = FileSource { mem: &mem, at: 0, len: PAGE as usize };
     let failed = bed.writes.write(&bed.file, from, 3 * PAGES * PAGE, || Ok(())).unwrap_err();
     assert_eq!(failed.kind(), io::ErrorKind::StorageFull);
     assert_eq!(bed.write(PAGE, PAGE as usize, 8), None, "what has a place on the disk can be written");
@@ -268,7 +293,7 @@ fn a_full_disk_is_an_error() {
     let folder = std::env::temp_dir().join(format!("onehop-small-disk-{}", std::process::id()));
     std::fs::create_dir(&folder).unwrap();
     let script = "truncate -s 24M \"$1.img\" && mke2fs -q -t ext4 \"$1.img\" && mount -o loop \"$1.img\" \"$1\" && \
-                  echo mounted && exec \"$0\" --exact tree::writes::tests::on_a_small_disk --nocapture";
+                  echo mounted && exec \"$0\" --exact file_writes::tests::on_a_small_disk --nocapture";
     let mut small = std::process::Command::new("unshare");
     small.args(["--mount", "sh", "-c", script]).arg(std::env::current_exe().unwrap()).arg(&folder);
     let output = small.env("ONEHOP_TEST_SMALL_DISK", &folder).output();

@@ -1,4 +1,4 @@
-//! Which writes of a file go through a mapping of it.
+//! Writes of a file, several at a time, and which of them go through a mapping of it.
 //!
 //! The kernel lets one `pwrite` at a time into a file. A write that would have to wait for another one goes through a
 //! shared mapping instead, unless a program could see a difference: see `Unmapped`. So does, on a disk, one of many in a
@@ -8,21 +8,17 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use onehop_os::FileMapping;
-use onehop_os::page_cache::cached_bytes;
 use rustix::fs::{
     AtFlags, OFlags, StatxAttributes, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fcntl_getfl,
     futimens, statx,
 };
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
-use serde::Serialize;
 
-use super::TransferMemory;
-use crate::shares::{Shares, TakenShare};
-use crate::{read, write};
+use crate::page_cache::cached_bytes;
+use crate::{Error, FileMapping, HostMem};
 
 const PAGE: u64 = 4096;
 /// Pages that are populated at once.
@@ -102,11 +98,16 @@ impl Unmapped {
     }
 }
 
-/// Writes of a folder's files by way, and the budget for mappings.
+/// Takes so many bytes of a user's share, until the result is dropped; `None` if there is no room.
+pub type MappingBudget = Box<dyn Fn(u32, u64) -> Option<TakenBytes> + Send + Sync>;
+/// What was taken of a share.
+pub type TakenBytes = Box<dyn Send + Sync>;
+
+/// Writes of files by way, and the budget for their mappings.
 pub struct WriteWays {
     mapped: WayCount,
     unmapped: [WayCount; Unmapped::ALL.len()],
-    budget: Arc<Shares>,
+    budget: MappingBudget,
     growth: u64,
 }
 
@@ -117,11 +118,9 @@ struct WayCount {
     bytes: AtomicU64,
 }
 
-/// Writes by one way.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct WaySum {
-    /// `mapping`, or `pwrite`.
-    pub by: &'static str,
+/// Writes that went through a mapping, or did not for one reason.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WriteSum {
     /// Why not through a mapping.
     pub why: Option<&'static str>,
     /// How many there were.
@@ -131,29 +130,28 @@ pub struct WaySum {
 }
 
 impl WriteWays {
-    /// Counts from zero. `shares` makes the budget for this many mapped bytes.
+    /// Counts from zero. `budget` makes the budget for this many mapped bytes.
     #[must_use]
-    pub fn new(shares: impl FnOnce(u64) -> Shares) -> Self {
+    pub fn new(budget: impl FnOnce(u64) -> MappingBudget) -> Self {
         let memory = rustix::system::sysinfo();
         let bytes = u64::from(memory.mem_unit).saturating_mul(memory.totalram as u64);
         let most = bytes.saturating_mul(MOST_MAPPED.0).min(MOST_MAPPED.1);
         let growth = GROWTH.max(most / MOST_MAPPINGS);
         let (mapped, unmapped) = Default::default();
-        Self { mapped, unmapped, budget: Arc::new(shares(most)), growth }
+        Self { mapped, unmapped, budget: budget(most), growth }
     }
 
     /// The ways that were used.
     #[must_use]
-    pub fn sums(&self) -> Vec<WaySum> {
-        let sum = |by, why, count: &WayCount| WaySum {
-            by,
+    pub fn sums(&self) -> Vec<WriteSum> {
+        let sum = |why, count: &WayCount| WriteSum {
             why,
             writes: count.writes.load(Ordering::Relaxed),
             bytes: count.bytes.load(Ordering::Relaxed),
         };
         let all = Unmapped::ALL.into_iter();
-        let all = all.map(|why| sum("pwrite", Some(why.why()), &self.unmapped[why as usize]));
-        let mapped = sum("mapping", None, &self.mapped);
+        let all = all.map(|why| sum(Some(why.why()), &self.unmapped[why as usize]));
+        let mapped = sum(None, &self.mapped);
         std::iter::once(mapped).chain(all).filter(|sum| sum.writes > 0).collect()
     }
 
@@ -165,7 +163,7 @@ impl WriteWays {
 }
 
 /// Writes of an open file, several at a time.
-pub(super) struct Writes {
+pub struct FileWrites {
     ways: Arc<WriteWays>,
     /// For whom mapped bytes count.
     uid: u32,
@@ -177,17 +175,28 @@ pub(super) struct Writes {
     stamp: AtomicU64,
 }
 
+/// Bytes of memory that are written to a file.
+#[derive(Clone, Copy)]
+pub struct FileSource<'a> {
+    /// The memory.
+    pub mem: &'a HostMem,
+    /// The offset in it.
+    pub at: usize,
+    /// The length.
+    pub len: usize,
+}
+
 /// A mapping, which [windows](WINDOW) of it have been populated, and what it takes of the budget.
 struct KeptMapping {
     mapping: FileMapping,
     populated: Vec<AtomicBool>,
     /// A file with more bytes than this is mapped anew.
     allowed: u64,
-    _share: TakenShare,
+    _share: TakenBytes,
 }
 
 impl KeptMapping {
-    fn new(file: &File, bytes: usize, (allowed, _share): (u64, TakenShare)) -> onehop_os::Result<Self> {
+    fn new(file: &File, bytes: usize, (allowed, _share): (u64, TakenBytes)) -> crate::Result<Self> {
         let windows = bytes.div_ceil(WINDOW as usize);
         let populated = (0..windows).map(|_| AtomicBool::new(false)).collect();
         Ok(Self { mapping: FileMapping::new(file, bytes)?, populated, allowed, _share })
@@ -232,7 +241,9 @@ fn tick() -> u64 {
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
-impl Writes {
+impl FileWrites {
+    /// For a file whose mapped bytes count for this user.
+    #[must_use]
     pub fn new(ways: Arc<WriteWays>, uid: u32) -> Self {
         Self {
             ways,
@@ -245,11 +256,14 @@ impl Writes {
     }
 
     /// Writes through the mapping, or else by `pwrite`, which is to act as the user who writes. `act` makes the thread do
-    /// so until its result is dropped.
+    /// so until its result is dropped. `file` is always the same one.
+    ///
+    /// # Errors
+    /// As for `pwrite`.
     pub fn write<A>(
         &self,
         file: &File,
-        from: TransferMemory<'_>,
+        from: FileSource<'_>,
         at: u64,
         act: impl Fn() -> io::Result<A>,
     ) -> io::Result<usize> {
@@ -260,7 +274,7 @@ impl Writes {
             Err(_) => {
                 self.stamp.store(tick(), Ordering::Relaxed);
                 let _acting = act()?;
-                from.mem.write_file(from.at, from.len, file, at).map_err(super::local::plain)?
+                from.mem.write_file(from.at, from.len, file, at).map_err(plain)?
             }
         };
         self.ways.count(way, count);
@@ -268,8 +282,8 @@ impl Writes {
     }
 
     /// Writes all bytes through the mapping of a file whose pages are in memory only, where nothing has to be allocated or
-    /// read from a disk, and so nothing depends on who writes.
-    pub fn write_now(&self, file: &File, from: TransferMemory<'_>, at: u64) -> Option<usize> {
+    /// read from a disk, and so nothing depends on who writes; `None` if that is not possible.
+    pub fn write_now(&self, file: &File, from: FileSource<'_>, at: u64) -> Option<usize> {
         if self.place.get() != Some(&Ok(false)) {
             return None;
         }
@@ -283,7 +297,7 @@ impl Writes {
     fn map_and_write<A>(
         &self,
         file: &File,
-        from: TransferMemory<'_>,
+        from: FileSource<'_>,
         at: u64,
         is_alone: bool,
         act: impl Fn() -> io::Result<A>,
@@ -336,7 +350,7 @@ impl Writes {
         let bytes = bytes.max(self.ways.growth);
         let allowed =
             allocated.saturating_add(allocated / 4).saturating_add(self.ways.growth).max(bytes / HOLES);
-        let share = self.ways.budget.acquire(self.uid, allowed).ok_or(Unmapped::Budget)?;
+        let share = (self.ways.budget)(self.uid, allowed).ok_or(Unmapped::Budget)?;
         let bytes = usize::try_from(bytes.next_multiple_of(PAGE)).map_err(|_| Unmapped::Budget)?;
         let mapping = KeptMapping::new(file, bytes, (allowed, share)).map_err(|_| Unmapped::Refused)?;
         Ok(kept.insert(Arc::new(mapping)).clone())
@@ -394,6 +408,23 @@ fn place(file: &File) -> Result<bool, Unmapped> {
     if is_ours { Ok(kind != TMPFS) } else { Err(Unmapped::NotOwner) }
 }
 
+/// The system's error.
+fn plain(error: Error) -> io::Error {
+    match error.errno() {
+        Some(errno) => io::Error::from_raw_os_error(errno),
+        None => io::Error::other(error),
+    }
+}
+
+/// Locks for reading. What a thread left that panicked is whole.
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks for writing, as [`read`] does.
+fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
-#[path = "writes_tests.rs"]
 mod tests;
