@@ -141,6 +141,12 @@ impl WriteWays {
         Self { mapped, unmapped, budget: budget(most), growth }
     }
 
+    /// For a file of this process alone, whose mappings nobody shares.
+    #[must_use]
+    pub fn unshared() -> Self {
+        Self::new(|_| Box::new(|_, _| Some(Box::new(()))))
+    }
+
     /// The ways that were used.
     #[must_use]
     pub fn sums(&self) -> Vec<WriteSum> {

@@ -95,11 +95,9 @@ impl Drop for Stages {
 impl Stages {
     pub(crate) fn new(file: Arc<File>, gpu: Arc<dyn Gpu>) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
-        // Nobody shares this process's mappings.
-        let ways = WriteWays::new(|_| Box::new(|_, _| Some(Box::new(()))));
         Self(Arc::new(StagesInner {
             file,
-            writes: FileWrites::new(Arc::new(ways), 0),
+            writes: FileWrites::new(Arc::new(WriteWays::unshared()), 0),
             gpu,
             threads,
             idle: Mutex::default(),

@@ -4,9 +4,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use onehop_os::HostMem;
+use onehop_os::file_writes::{FileSource, FileWrites, WriteWays};
 use onehop_os::page_cache::{cached_bytes, is_in_memory, open_again};
 use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fstat};
 
@@ -28,6 +30,8 @@ pub struct CallFile {
     direct: Option<Direct>,
     /// For writes that O_DIRECT cannot do; none if the program's own descriptor can.
     unaligned: Option<File>,
+    /// Writes by the program's own descriptor.
+    writes: FileWrites,
     /// Whether there is nothing behind the page cache.
     in_memory: bool,
     /// Why it is not read past the page cache, if that is so.
@@ -87,7 +91,8 @@ impl CallFile {
         } else {
             None
         };
-        Ok(Self { own, is_direct, cached, direct, unaligned, in_memory, why_cached })
+        let writes = FileWrites::new(Arc::new(WriteWays::unshared()), 0);
+        Ok(Self { own, is_direct, cached, direct, unaligned, writes, in_memory, why_cached })
     }
 
     /// The program's own descriptor, or a copy of it.
@@ -178,8 +183,11 @@ impl CallFile {
         bytes: usize,
     ) -> Result<usize, CallError> {
         let is_aligned = (at | bytes as u64).is_multiple_of(BLOCK);
-        let file = self.unaligned.as_ref().filter(|_| !is_aligned).unwrap_or(&self.own);
-        ring.write_file(from, bytes, file, at).map_err(CallError::of_memory)
+        if let Some(file) = self.unaligned.as_ref().filter(|_| !is_aligned) {
+            return ring.write_file(from, bytes, file, at).map_err(CallError::of_memory);
+        }
+        let from = FileSource { mem: ring, at: from, len: bytes };
+        Ok(self.writes.write(&self.own, from, at, || Ok(()))?)
     }
 }
 
