@@ -20,8 +20,8 @@ struct WrittenFile {
 
 /// Counts what is taken of a budget: `most`, and no more than the machine's.
 fn counted(most: u64) -> (Arc<AtomicU64>, Arc<WriteWays>) {
-    struct Taken(Arc<AtomicU64>, u64);
-    impl Drop for Taken {
+    struct CountedBytes(Arc<AtomicU64>, u64);
+    impl Drop for CountedBytes {
         fn drop(&mut self) {
             self.0.fetch_sub(self.1, Ordering::Relaxed);
         }
@@ -32,7 +32,7 @@ fn counted(most: u64) -> (Arc<AtomicU64>, Arc<WriteWays>) {
         let most = most.min(of_machine);
         Box::new(move |_, bytes| {
             let before = of.fetch_add(bytes, Ordering::Relaxed);
-            let share = Taken(of.clone(), bytes);
+            let share = CountedBytes(of.clone(), bytes);
             (before + bytes <= most).then(|| Box::new(share) as TakenBytes)
         })
     });
