@@ -128,6 +128,8 @@ fn pages_kind<'a>(file: &'a str, error: &'a PagesError) -> ExceptionKind<'a> {
         }
         PagesError::ReadOnly => ExceptionKind::of("RequestError"),
         PagesError::BadPage { .. } | PagesError::Page { .. } => ExceptionKind::of("PageError"),
+        // Bytes may still arrive.
+        PagesError::Gpu(error) if error.is_under_way() => ExceptionKind::of("StalledError"),
         PagesError::Gpu(error) => gpu_kind(error),
         PagesError::Stalled(_) => ExceptionKind::of("StalledError"),
     }

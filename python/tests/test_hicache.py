@@ -109,6 +109,9 @@ def test_wrong_sizes_are_misses_and_failures(hicache, caplog):
     assert not backend.set("b", numpy.zeros(PAGE + 1, numpy.uint8)) and not backend.exists("b")
     assert backend.batch_set_v1(["b", "c"], indices([0])) == [False, False]
     assert backend.batch_get_v1(["a"], indices([0, 1])) == [False]
+    with pytest.raises(errors.RequestError):
+        backend.batch_set(["d", "e"], [page_of("d"), None])
+    assert not backend.exists("d") and backend.set("d", page_of("d"))
     assert "2 pages cannot have 4 indices" in caplog.text and "does not fit" in caplog.text
     backend.close()
 

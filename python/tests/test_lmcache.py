@@ -375,3 +375,63 @@ def test_the_memory_is_lmcaches_on_a_cpu(lmcache):
     assert backend.get_memory_allocator() is lmcache.memory.get_memory_allocator()
     assert len(backend.batched_allocate(layout.shapes, layout.dtypes, 2)) == 2
     backend.close()
+
+
+def test_an_exception_leaves_nothing_reserved_or_referenced(lmcache, monkeypatch):
+    backend = create(lmcache)
+    chunks = [lmcache.chunk(number) for number in (1, 2)]
+    before = [chunk.get_ref_count() for chunk in chunks]
+
+    def fails(*_):
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backend._writer, "submit", fails)
+        with pytest.raises(RuntimeError):
+            backend.batched_submit_put_task([lmcache.key(1), lmcache.key(2)], chunks)
+    assert [chunk.get_ref_count() for chunk in chunks] == before
+    assert not backend.exists_in_put_tasks(lmcache.key(1))
+    store(lmcache, backend, [1, 2])
+    allocated = []
+
+    def allocate(*arguments, **options):
+        if allocated:
+            raise MemoryError
+        allocated.append(type(lmcache.memory).allocate(lmcache.memory, *arguments, **options))
+        return allocated[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lmcache.memory, "allocate", allocate)
+        with pytest.raises(MemoryError):
+            backend.batched_get_blocking([lmcache.key(1), lmcache.key(2)])
+    assert [chunk.get_ref_count() for chunk in allocated] == [0]
+    assert is_right(lmcache, backend.get_blocking(lmcache.key(1)), 1)
+    backend.close()
+
+
+def test_a_cancelled_read_releases_its_chunks(lmcache, monkeypatch):
+    backend = create(lmcache)
+    store(lmcache, backend, [1])
+    begun, go_on = threading.Event(), threading.Event()
+    read, chunks = backend.batched_get_blocking, []
+
+    def slow(keys):
+        begun.set()
+        assert go_on.wait(10)
+        chunks.extend(read(keys))
+        return chunks
+
+    monkeypatch.setattr(backend, "batched_get_blocking", slow)
+
+    async def cancel():
+        task = asyncio.ensure_future(backend.batched_get_non_blocking("lookup", [lmcache.key(1)]))
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        while not chunks or chunks[0].get_ref_count():
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(cancel(), 10))
+    backend.close()

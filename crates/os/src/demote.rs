@@ -1,11 +1,10 @@
-//! Memory that a device reads soon, moved out of the cache of the core that wrote it.
+//! Memory that a device reads soon, moved out of the private caches of the core that wrote it.
 
 use crate::{HostMem, Result};
 
 impl HostMem {
-    /// Moves these bytes from the caches of this core alone to the one that cores share, if the CPU has an instruction for
-    /// that. A device gets what lies modified in a core's own cache at half the speed. This takes about half as long as
-    /// writing them.
+    /// Moves these bytes from this core's private caches to the one that cores share, if the CPU has an instruction for that.
+    /// A device gets what lies modified in a private cache at half the speed. This takes about half as long as writing them.
     ///
     /// # Errors
     /// When the range does not lie within it.

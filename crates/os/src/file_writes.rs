@@ -90,8 +90,8 @@ impl Unmapped {
             Self::Protected => "the file is immutable or append-only",
             Self::FileSystem => "the file system is none of tmpfs, ext4 and XFS",
             Self::OpenMode => "the file is open for writing only, or with O_DIRECT or O_SYNC",
-            Self::FileLimit => "the daemon has a limit on the size of files",
-            Self::NotOwner => "the file belongs to another user than the daemon's",
+            Self::FileLimit => "the process has a limit on the size of files",
+            Self::NotOwner => "the file belongs to another user than the process's",
             Self::Budget => "the user has as many bytes mapped as are allowed",
             Self::Refused => "the system refused, or the file was truncated meanwhile",
         }
@@ -109,6 +109,17 @@ pub struct WriteWays {
     unmapped: [WayCount; Unmapped::ALL.len()],
     budget: MappingBudget,
     growth: u64,
+}
+
+/// Bytes of [`WriteWays::unshared`] that are mapped.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+struct UnsharedBytes(u64);
+
+impl Drop for UnsharedBytes {
+    fn drop(&mut self) {
+        TAKEN.fetch_sub(self.0, Ordering::Relaxed);
+    }
 }
 
 /// Writes, and their bytes.
@@ -141,10 +152,16 @@ impl WriteWays {
         Self { mapped, unmapped, budget: budget(most), growth }
     }
 
-    /// For a file of this process alone, whose mappings nobody shares.
+    /// Without shares of users: all files of this process take from one budget.
     #[must_use]
     pub fn unshared() -> Self {
-        Self::new(|_| Box::new(|_, _| Some(Box::new(()))))
+        Self::new(|most| {
+            Box::new(move |_, bytes| {
+                let more = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= most);
+                TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+                Some(Box::new(UnsharedBytes(bytes)))
+            })
+        })
     }
 
     /// The ways that were used.
@@ -177,6 +194,8 @@ pub struct FileWrites {
     /// Whether the file is on a disk, or why this opening is never mapped.
     place: OnceLock<Result<bool, Unmapped>>,
     mapping: RwLock<Option<Arc<KeptMapping>>>,
+    /// The system refuses this process what a mapped write needs.
+    is_refused: AtomicBool,
     /// The time of the last write that set the file's, by the clock that the kernel uses for it.
     stamp: AtomicU64,
 }
@@ -257,6 +276,7 @@ impl FileWrites {
             under_way: AtomicU32::new(0),
             place: OnceLock::new(),
             mapping: RwLock::new(None),
+            is_refused: AtomicBool::new(false),
             stamp: AtomicU64::new(0),
         }
     }
@@ -311,6 +331,9 @@ impl FileWrites {
         if (from.len as u64) < PAGE {
             return Err(Unmapped::Short);
         }
+        if self.is_refused.load(Ordering::Relaxed) {
+            return Err(Unmapped::Refused);
+        }
         let is_on_disk = (*self.place.get_or_init(|| place(file)))?;
         // A file system of a disk takes longer for `pwrite` than for a page that is mapped already.
         let is_one_of_many = is_on_disk && self.stamp.load(Ordering::Relaxed) == tick();
@@ -330,8 +353,11 @@ impl FileWrites {
             let _acting = act().map_err(|_| Unmapped::Refused)?;
             mapping.mapping.write(at as usize, from.mem, from.at, from.len)
         };
+        if copied.as_ref().is_err_and(is_refusal) {
+            self.is_refused.store(true, Ordering::Relaxed);
+        }
         // Else the bytes may lie behind the end of the file, or in pages that no longer belong to it.
-        let is_whole = copied.is_ok_and(|count| count == from.len) && size_for(file, end).is_ok();
+        let is_whole = matches!(copied, Ok(count) if count == from.len) && size_for(file, end).is_ok();
         if !is_whole {
             *write(&self.mapping) = None;
             return Err(Unmapped::Refused);
@@ -370,7 +396,10 @@ impl FileWrites {
         }
         let nanos = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
         let times = Timestamps { last_access: nanos(UTIME_OMIT), last_modification: nanos(UTIME_NOW) };
-        futimens(file, &times).map_err(|_| Unmapped::Refused)
+        futimens(file, &times).map_err(|error| {
+            self.is_refused.fetch_or(is_refusal(&error.into()), Ordering::Relaxed);
+            Unmapped::Refused
+        })
     }
 }
 
@@ -412,6 +441,11 @@ fn place(file: &File) -> Result<bool, Unmapped> {
     let user = rustix::process::geteuid();
     let is_ours = user.is_root() || file.metadata().is_ok_and(|found| found.uid() == user.as_raw());
     if is_ours { Ok(kind != TMPFS) } else { Err(Unmapped::NotOwner) }
+}
+
+/// Whether the system will refuse this again.
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported)
 }
 
 /// The system's error.

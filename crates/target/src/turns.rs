@@ -38,7 +38,7 @@ impl<T: Divisible, K: Eq + Hash + Copy> Worker<'_, T, K> {
         self.queue.wait(limit, None, Some(&mut self.works_for))
     }
 
-    /// Waits for work. CallEnd by a [`Queue::wake`] after [`Queue::wakes`] returned this number.
+    /// Waits for work. Ended by a [`Queue::wake`] after [`Queue::wakes`] returned this number.
     pub fn next_since(&mut self, wakes: u64, limit: Duration) -> Next<T::Part> {
         self.queue.wait(limit, Some(wakes), Some(&mut self.works_for))
     }

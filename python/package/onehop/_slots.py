@@ -79,7 +79,9 @@ class Slots:
         self._unused = 0
         # Threads that move pages.
         self._moves = 0
+        self._reserves = True
         self._is_closed = False
+        self._process = os.getpid()
         _logger.info("%d slots of %d bytes in %s", self._size // self._slot_size, self._slot_size, folder)
 
     def contains(self, key: Hashable, pin: bool = False) -> bool:
@@ -110,7 +112,7 @@ class Slots:
             _logger.error("a page of %d bytes does not fit into a slot: it has %d", size, self._page_size)
             return None
         with self._lock:
-            if self._is_closed:
+            if self._is_closed or not self._reserves:
                 why = "the file is closed"
             elif self._stored(key) is not None or key in self._slots:
                 return None
@@ -122,6 +124,13 @@ class Slots:
                 why = "all slots are pinned or in use"
         _logger.warning("a page was not stored: %s", why)
         return None
+
+    def abandon(self, slots: Sequence[Slot]) -> None:
+        """Forgets reserved slots that are not written."""
+        with self._lock:
+            for slot in slots:
+                self._forget(slot)
+                self._end_use(slot)
 
     def write(self, transfers: Sequence[Transfer]) -> bool:
         """Writes pages to reserved slots, and then lets them be found. After a failure none of them is."""
@@ -193,11 +202,19 @@ class Slots:
 
     def close(self) -> None:
         """Forgets all pages and closes the file. Returns when no page is being moved any more."""
+        if os.getpid() != self._process:
+            # Another thread may have held the lock at the fork, and the file is the parent's.
+            return
         with self._lock:
             self._is_closed = True
             self._slots.clear()
             self._lock.wait_for(lambda: self._moves == 0)
         self._pages.close()
+
+    def stop_reserving(self) -> None:
+        """Reserves no slot from now on. Those that are reserved can still be written."""
+        with self._lock:
+            self._reserves = False
 
     def _move(self, move: Callable[[List[Any], List[int]], None], transfers: Sequence[Transfer]) -> None:
         if not transfers:
@@ -213,6 +230,8 @@ class Slots:
             if offset != slot.offset + slot.size:
                 raise errors.RequestError(f"a page has {slot.size} bytes, its memory {offset - slot.offset}")
         with self._lock:
+            if self._is_closed:
+                raise errors.RequestError("the file is closed")
             self._moves += 1
         try:
             move(memories, offsets)

@@ -51,9 +51,11 @@ class _Pool:
 
     def set(self, keys: Sequence[str], memories: Sequence[Sequence[Any]]) -> List[bool]:
         """Writes pages that are not stored yet. Which of them are stored now."""
+        # All sizes first: an error among them must leave no slot reserved.
+        sizes = [sum(map(_bytes_of, memory)) for memory in memories]
         transfers = []
-        for key, memory in zip(keys, memories):
-            slot = self.slots.reserve(key, sum(map(_bytes_of, memory)))
+        for key, memory, size in zip(keys, memories, sizes):
+            slot = self.slots.reserve(key, size)
             if slot is not None:
                 transfers.append((slot, memory))
         self.slots.write(transfers)

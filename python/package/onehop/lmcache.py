@@ -95,19 +95,27 @@ class OnehopBackend(StoragePluginInterface, AllocatorBackendInterface):  # type:
         if len(keys) != len(objs):
             raise errors.RequestError(f"there are {len(keys)} keys and {len(objs)} objects, not the same length")
         transfers: List[Transfer] = []
-        written = []
-        for key, obj, layout in zip(keys, objs, [_layout(obj) for obj in objs]):
-            if layout is None:
-                _logger.error("a chunk was not stored: %s has no tensor", type(obj).__name__)
-                continue
-            slot = self._slots.reserve(key, obj.get_size(), layout)
-            if slot is not None:
-                obj.ref_count_up()
-                written.append(obj)
-                transfers.append((slot, [obj.raw_tensor[: slot.size]]))
-        if not transfers:
-            return None
-        return [self._writer.submit(self._write, transfers, written, on_complete_callback)] * len(transfers)
+        written: List[Any] = []
+        try:
+            for key, obj, layout in zip(keys, objs, [_layout(obj) for obj in objs]):
+                if layout is None:
+                    _logger.error("a chunk was not stored: %s has no tensor", type(obj).__name__)
+                    continue
+                size = obj.get_size()
+                parts = [obj.raw_tensor[:size]]
+                slot = self._slots.reserve(key, size, layout)
+                if slot is not None:
+                    transfers.append((slot, parts))
+                    obj.ref_count_up()
+                    written.append(obj)
+            if not transfers:
+                return None
+            future = self._writer.submit(self._write, transfers, written, on_complete_callback)
+        except BaseException:
+            self._slots.abandon([slot for slot, _ in transfers])
+            self._release(written)
+            raise
+        return [future] * len(transfers)
 
     def _write(self, transfers: List[Transfer], objs: List[Any], on_complete: Optional[Callable[[Any], None]]) -> None:
         try:
@@ -129,6 +137,22 @@ class OnehopBackend(StoragePluginInterface, AllocatorBackendInterface):  # type:
 
     def batched_get_blocking(self, keys: List[Any]) -> List[Any]:
         objs: List[Any] = [None] * len(keys)
+        try:
+            is_read = self._read(keys, objs)
+        except errors.StalledError:
+            # Late bytes may still arrive in their memory.
+            self._unusable += objs
+            return [None] * len(keys)
+        except BaseException:
+            self._release(objs)
+            raise
+        if not is_read:
+            self._release(objs)
+            return [None] * len(keys)
+        return objs
+
+    def _read(self, keys: List[Any], objs: List[Any]) -> bool:
+        """Allocates the objects of stored chunks, and reads them. False if that failed."""
         transfers: List[Transfer] = []
         with self._slots.using(keys) as slots:
             for number, slot in enumerate(slots):
@@ -140,22 +164,19 @@ class OnehopBackend(StoragePluginInterface, AllocatorBackendInterface):  # type:
                 if obj is None:
                     _logger.warning("a chunk was not loaded: there is no memory for it")
                     continue
-                obj.metadata.cached_positions = layout.positions
                 objs[number] = obj
+                obj.metadata.cached_positions = layout.positions
                 transfers.append((slot, [obj.raw_tensor[: slot.size]]))
-            try:
-                is_read = self._slots.read(transfers)
-            except errors.StalledError:
-                # Late bytes may still arrive in their memory.
-                self._unusable += objs
-                return [None] * len(keys)
-        if not is_read:
-            self._release(objs)
-            return [None] * len(keys)
-        return objs
+            return self._slots.read(transfers)
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: List[Any], transfer_spec: Any = None) -> List[Any]:
-        objs = await asyncio.to_thread(self.batched_get_blocking, keys)
+        reading = asyncio.get_running_loop().run_in_executor(None, self.batched_get_blocking, keys)
+        try:
+            objs = await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            # The thread goes on, and nobody takes its chunks.
+            reading.add_done_callback(self._release_result)
+            raise
         # LMCache wants the chunks before the first miss.
         hits = objs.index(None) if None in objs else len(objs)
         self._release(objs[hits:])
@@ -214,8 +235,13 @@ class OnehopBackend(StoragePluginInterface, AllocatorBackendInterface):  # type:
         )
 
     def close(self) -> None:
+        self._slots.stop_reserving()
         self._writer.shutdown()
         self._slots.close()
+
+    def _release_result(self, reading: "asyncio.Future[List[Any]]") -> None:
+        if not reading.cancelled() and reading.exception() is None:
+            self._release(reading.result())
 
     @staticmethod
     def _release(objs: Sequence[Any]) -> None:

@@ -49,8 +49,8 @@ const STALL: Duration = Duration::from_secs(120);
 const SHORT_SPIN: Duration = Duration::from_micros(20);
 const LONG_SPIN: Duration = Duration::from_millis(1);
 const SHORT_CALL: usize = 64 << 10;
-/// A call of so many bytes lies in the own caches of the cores that read it, 2 MiB each.
-const CACHED_CALL: usize = 32 << 20;
+/// Bytes of a call, for each thread, that fit the private caches of their cores.
+const PRIVATE_CACHE: usize = 2 << 20;
 /// Of fewer bytes, the copy takes longer to begin than to make.
 const LEAST_DEMOTED: usize = 32 << 10;
 /// How long it sleeps then.
@@ -414,9 +414,8 @@ impl CallEngineInner {
         match filled {
             Ok(filled) if filled.bytes > 0 && !call.has_failed() => {
                 if self.is_worth_demoting(call, filled.bytes) {
-                    self.ring
-                        .demote(slot * SLOT + filled.skip, filled.bytes)
-                        .map_err(CallError::of_memory)?;
+                    // A hint to the caches.
+                    let _ = self.ring.demote(slot * SLOT + filled.skip, filled.bytes);
                 }
                 let part = CallPart { call: call.clone(), chunk, skip: filled.skip, bytes: filled.bytes };
                 // If this fails, the slot pool still has the part, and ends the chunk when it reports the part.
@@ -433,11 +432,12 @@ impl CallEngineInner {
         }
     }
 
-    /// Whether a chunk should be moved out of this core's own cache, where the copy engine reads it at half the speed. That
-    /// takes half as long as filling the slot: the time is there where cores are, or at the end of a call, which waits for
-    /// its copies anyway. In long calls, the next chunks displace it.
+    /// Whether a chunk should be moved out of this core's private caches, where the copy engine reads it at half the speed.
+    /// That takes half as long as filling the slot: it is done where cores are idle, and at the end of a call, which waits
+    /// for its copies anyway. In long calls, the next chunks displace it.
     fn is_worth_demoting(&self, call: &Call, bytes: usize) -> bool {
-        let has_time = call.not_taken() == 0 || (call.bytes <= CACHED_CALL && !self.is_half_busy());
+        let has_time =
+            call.not_taken() == 0 || (call.bytes <= self.threads * PRIVATE_CACHE && !self.is_half_busy());
         has_time && bytes >= LEAST_DEMOTED
     }
 

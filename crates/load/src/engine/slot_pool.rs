@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// Bytes that are worth a call: larger batches are hardly faster.
 const BATCH: usize = 16 << 20;
 /// Batches of a group in flight: the engine has the next when one ends, although it takes some microseconds until that is
-/// seen. Fewer bytes than `SECOND` are copied sooner if they wait for others.
+/// seen. A second one has at least `SECOND` bytes: fewer arrive sooner together with others.
 const IN_FLIGHT: usize = 2;
 const SECOND: usize = 256 << 10;
 /// Poll interval for copies of a thread without a slot: a small part of a batch's duration.

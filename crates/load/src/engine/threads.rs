@@ -38,7 +38,7 @@ impl Filler {
             self.slots.hand_in(Full { slot, filler: self.index, part: LoadPart { chunk, arrived } })?;
             last = [Some(slot), last[0]];
         }
-        // Nothing displaces them from this core's own cache any more.
+        // Nothing displaces them from this core's private caches any more.
         for slot in last.into_iter().flatten() {
             self.ring.demote(slot * self.slot_bytes, self.slot_bytes).map_err(onehop_gpu::Error::from)?;
         }

@@ -310,3 +310,37 @@ fn a_full_disk_is_an_error() {
     }
     assert!(output.unwrap().status.success() && stdout.contains("1 passed"), "{stdout}");
 }
+
+#[test]
+fn a_refusal_is_remembered() {
+    assert!(is_refusal(&io::Error::from_raw_os_error(libc::EPERM)));
+    assert!(is_refusal(&io::Error::from_raw_os_error(libc::ENOSYS)));
+    assert!(!is_refusal(&io::Error::from_raw_os_error(libc::EFAULT)));
+    let bed = WrittenFile::in_memory("refused");
+    bed.writes.is_refused.store(true, Ordering::Relaxed);
+    assert_eq!(bed.write(0, PAGE as usize, 1), Some(Unmapped::Refused.why()));
+}
+
+#[test]
+fn files_without_shares_take_from_one_budget() {
+    let bed = WrittenFile::in_memory("unshared");
+    let writes = FileWrites::new(Arc::new(WriteWays::unshared()), 0);
+    let mem = HostMem::anonymous(PAGE as usize).unwrap();
+    let from = FileSource { mem: &mem, at: 0, len: PAGE as usize };
+    let write = |writes: &FileWrites| {
+        let _other = UnderWay::begin(&writes.under_way);
+        writes.write(&bed.file, from, 0, || Ok(())).unwrap();
+        writes.ways.sums()[0].why
+    };
+    assert_eq!(write(&writes), None);
+    let kept = TAKEN.load(Ordering::Relaxed);
+    assert!(kept >= GROWTH);
+    // All the rest is taken by others.
+    let rest = (u64::MAX - kept) / 2;
+    TAKEN.fetch_add(rest, Ordering::Relaxed);
+    let late = FileWrites::new(Arc::new(WriteWays::unshared()), 0);
+    assert_eq!(write(&late), Some(Unmapped::Budget.why()));
+    TAKEN.fetch_sub(rest, Ordering::Relaxed);
+    drop(writes);
+    assert!(TAKEN.load(Ordering::Relaxed) < kept);
+}

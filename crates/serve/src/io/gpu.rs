@@ -68,14 +68,14 @@ pub(crate) struct GpuLanes {
     queue: Queue<QueuedTransfers, LaneUser>,
     lanes: AtomicUsize,
     most: usize,
-    /// Rings of lanes that have not been started.
+    /// Rings for lanes that are started next.
     rings: Mutex<Vec<Region>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl GpuLanes {
-    /// One user's reads or writes get `threads` lanes at most. Their rings are pinned now, because that would stop copies
-    /// under way later.
+    /// One user's reads or writes get `threads` lanes at most. Their rings are pinned now, because pinning stops copies that
+    /// are under way.
     ///
     /// # Errors
     /// When the GPU cannot use our memory.
@@ -95,27 +95,34 @@ impl GpuLanes {
             rings: Mutex::new(rings?),
             threads: Mutex::default(),
         });
-        this.start_below(1)?;
+        this.start_if_fewer_than(1)?;
         Ok(this)
     }
 
-    /// Starts a lane if there is work for one more than there are.
+    /// Starts a lane if there is work for another one.
     fn start(self: &Arc<Self>) -> Result<()> {
         // One that has been started and has no work yet will take some.
-        self.start_below(self.queue.useful_threads().min((LANES + RESERVE) as usize))
+        self.start_if_fewer_than(self.queue.useful_threads().min((LANES + RESERVE) as usize))
     }
 
-    /// Starts a lane if there are fewer than this.
-    fn start_below(self: &Arc<Self>, most: usize) -> Result<()> {
-        let one_more = |lanes| (lanes < most).then(|| lanes + 1);
+    fn start_if_fewer_than(self: &Arc<Self>, wanted: usize) -> Result<()> {
+        let one_more = |lanes| (lanes < wanted).then(|| lanes + 1);
         if self.lanes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more).is_err() {
             return Ok(());
         }
         let spare = lock(&self.rings).pop();
         let ring = spare.map_or_else(|| new_rings(&self.device, 1), Ok);
         let started = ring.map_err(crate::Error::from).and_then(|ring| {
-            let (this, mut lane) = (self.clone(), GpuCopyLane::new(self.device.clone(), ring));
-            self.starter.spawn("usrbio GPU", move || lane.run(&this)).map_err(crate::Error::Thread)
+            let (this, mut lane) = (self.clone(), GpuCopyLane::new(self.device.clone(), ring.clone()));
+            let run = move || {
+                let _panicked = PanickedLane(&this);
+                lane.run(&this);
+            };
+            let spawned = self.starter.spawn("usrbio GPU", run);
+            spawned.map_err(|error| {
+                self.keep_ring(ring);
+                crate::Error::Thread(error)
+            })
         });
         let thread = started.inspect_err(|_| {
             self.lanes.fetch_sub(1, Ordering::AcqRel);
@@ -137,6 +144,14 @@ impl GpuLanes {
         ends
     }
 
+    /// Keeps the ring of a lane that ends, as many as one user's lanes have.
+    fn keep_ring(&self, ring: Region) {
+        let mut rings = lock(&self.rings);
+        if rings.len() < self.most {
+            rings.push(ring);
+        }
+    }
+
     pub fn add(self: &Arc<Self>, user: LaneUser, work: QueuedTransfers) {
         if self.queue.add(user, work) {
             // Ignored: there is at least one lane, so it only takes longer.
@@ -156,6 +171,17 @@ impl GpuLanes {
             // A lane may have started another one.
             let Some(thread) = lock(&self.threads).pop() else { return };
             let _ = thread.join();
+        }
+    }
+}
+
+/// A lane that panics is one less.
+struct PanickedLane<'a>(&'a GpuLanes);
+
+impl Drop for PanickedLane<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.lanes.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
@@ -303,6 +329,8 @@ impl GpuCopyLane {
                     self.free_orphaned();
                     // A lane that did not wait still holds a user's share, and work queued since may rely on it.
                     if waits && !self.is_stale && self.orphaned.is_empty() && of.ends_one() {
+                        self.copiers.clear();
+                        of.keep_ring(self.ring.clone());
                         return;
                     }
                 }

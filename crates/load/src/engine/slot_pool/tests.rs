@@ -135,6 +135,10 @@ impl SlotCopier for Answers {
         BATCH / 4
     }
 
+    fn groups(&self) -> usize {
+        2
+    }
+
     fn group(&self, gpu: &usize) -> usize {
         *gpu
     }
@@ -209,11 +213,15 @@ fn a_gpu_that_does_not_end_its_copies_holds_up_no_other() {
     let (slots, answers) = (SlotPool::new(1, 4), Answers::default());
     slots.open(answers.clone());
     answers.0.lock().unwrap().over[1] = true;
-    let stuck = slots.free(0).unwrap().unwrap();
-    slots.hand_in(Full { slot: stuck, filler: 0, part: 0 }).unwrap();
+    // Both are in flight, and no more of this GPU's may begin.
+    let stuck = [0, 0].map(|gpu| {
+        let slot = slots.free(0).unwrap().unwrap();
+        slots.hand_in(Full { slot, filler: 0, part: gpu }).unwrap();
+        slot
+    });
     for round in 1..100 {
         let slot = slots.free(0).unwrap().unwrap();
-        assert_ne!(slot, stuck);
+        assert!(!stuck.contains(&slot));
         slots.hand_in(Full { slot, filler: 0, part: 1 }).unwrap();
         slots.try_attend().unwrap();
         assert_eq!(answers.0.lock().unwrap().reported, vec![1; round]);
