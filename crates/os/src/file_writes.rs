@@ -103,15 +103,15 @@ pub type MappingBudget = Box<dyn Fn(u32, u64) -> Option<TakenBytes> + Send + Syn
 /// What was taken of a share.
 pub type TakenBytes = Box<dyn Send + Sync>;
 
-/// Writes of files by way, and the budget for their mappings.
-pub struct WriteWays {
-    mapped: WayCount,
-    unmapped: [WayCount; Unmapped::ALL.len()],
+/// Writes of files by route, and the budget for their mappings.
+pub struct WriteRoutes {
+    mapped: RouteCount,
+    unmapped: [RouteCount; Unmapped::ALL.len()],
     budget: MappingBudget,
     growth: u64,
 }
 
-/// Bytes of [`WriteWays::unshared`] that are mapped.
+/// Bytes of [`WriteRoutes::unshared`] that are mapped.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
 struct UnsharedBytes(u64);
@@ -124,7 +124,7 @@ impl Drop for UnsharedBytes {
 
 /// Writes, and their bytes.
 #[derive(Default)]
-struct WayCount {
+struct RouteCount {
     writes: AtomicU64,
     bytes: AtomicU64,
 }
@@ -140,7 +140,7 @@ pub struct WriteSum {
     pub bytes: u64,
 }
 
-impl WriteWays {
+impl WriteRoutes {
     /// Counts from zero. `budget` makes the budget for this many mapped bytes.
     #[must_use]
     pub fn new(budget: impl FnOnce(u64) -> MappingBudget) -> Self {
@@ -164,10 +164,10 @@ impl WriteWays {
         })
     }
 
-    /// The ways that were used.
+    /// The routes that were used.
     #[must_use]
     pub fn sums(&self) -> Vec<WriteSum> {
-        let sum = |why, count: &WayCount| WriteSum {
+        let sum = |why, count: &RouteCount| WriteSum {
             why,
             writes: count.writes.load(Ordering::Relaxed),
             bytes: count.bytes.load(Ordering::Relaxed),
@@ -178,8 +178,8 @@ impl WriteWays {
         std::iter::once(mapped).chain(all).filter(|sum| sum.writes > 0).collect()
     }
 
-    fn count(&self, way: Result<(), Unmapped>, bytes: usize) {
-        let count = way.map_or_else(|why| &self.unmapped[why as usize], |()| &self.mapped);
+    fn count(&self, route: Result<(), Unmapped>, bytes: usize) {
+        let count = route.map_or_else(|why| &self.unmapped[why as usize], |()| &self.mapped);
         count.writes.fetch_add(1, Ordering::Relaxed);
         count.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
@@ -187,7 +187,7 @@ impl WriteWays {
 
 /// Writes of an open file, several at a time.
 pub struct FileWrites {
-    ways: Arc<WriteWays>,
+    routes: Arc<WriteRoutes>,
     /// For whom mapped bytes count.
     uid: u32,
     under_way: AtomicU32,
@@ -269,9 +269,9 @@ fn tick() -> u64 {
 impl FileWrites {
     /// For a file whose mapped bytes count for this user.
     #[must_use]
-    pub fn new(ways: Arc<WriteWays>, uid: u32) -> Self {
+    pub fn new(routes: Arc<WriteRoutes>, uid: u32) -> Self {
         Self {
-            ways,
+            routes,
             uid,
             under_way: AtomicU32::new(0),
             place: OnceLock::new(),
@@ -294,8 +294,8 @@ impl FileWrites {
         act: impl Fn() -> io::Result<A>,
     ) -> io::Result<usize> {
         let under_way = UnderWay::begin(&self.under_way);
-        let way = self.map_and_write(file, from, at, under_way.is_alone, &act);
-        let count = match way {
+        let route = self.map_and_write(file, from, at, under_way.is_alone, &act);
+        let count = match route {
             Ok(()) => from.len,
             Err(_) => {
                 self.stamp.store(tick(), Ordering::Relaxed);
@@ -303,7 +303,7 @@ impl FileWrites {
                 from.mem.write_file(from.at, from.len, file, at).map_err(plain)?
             }
         };
-        self.ways.count(way, count);
+        self.routes.count(route, count);
         Ok(count)
     }
 
@@ -315,7 +315,7 @@ impl FileWrites {
         }
         let _under_way = UnderWay::begin(&self.under_way);
         self.map_and_write(file, from, at, false, || Ok(())).ok()?;
-        self.ways.count(Ok(()), from.len);
+        self.routes.count(Ok(()), from.len);
         Some(from.len)
     }
 
@@ -379,10 +379,10 @@ impl FileWrites {
         *kept = None;
         // The file may double: a new mapping has no pages yet.
         let bytes = size.checked_mul(2).and_then(u64::checked_next_power_of_two).ok_or(Unmapped::Budget)?;
-        let bytes = bytes.max(self.ways.growth);
+        let bytes = bytes.max(self.routes.growth);
         let allowed =
-            allocated.saturating_add(allocated / 4).saturating_add(self.ways.growth).max(bytes / HOLES);
-        let share = (self.ways.budget)(self.uid, allowed).ok_or(Unmapped::Budget)?;
+            allocated.saturating_add(allocated / 4).saturating_add(self.routes.growth).max(bytes / HOLES);
+        let share = (self.routes.budget)(self.uid, allowed).ok_or(Unmapped::Budget)?;
         let bytes = usize::try_from(bytes.next_multiple_of(PAGE)).map_err(|_| Unmapped::Budget)?;
         let mapping = KeptMapping::new(file, bytes, (allowed, share)).map_err(|_| Unmapped::Refused)?;
         Ok(kept.insert(Arc::new(mapping)).clone())

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use onehop_gpu::{CopyRange, Gpu, Place, RangeCopier, Region};
 use onehop_os::HostMem;
-use onehop_os::file_writes::{FileSource, FileWrites, WriteWays};
+use onehop_os::file_writes::{FileSource, FileWrites, WriteRoutes};
 
 use crate::{PageDirection, PagesError, Result, lock};
 
@@ -97,7 +97,7 @@ impl Stages {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
         Self(Arc::new(StagesInner {
             file,
-            writes: FileWrites::new(Arc::new(WriteWays::unshared()), 0),
+            writes: FileWrites::new(Arc::new(WriteRoutes::unshared()), 0),
             gpu,
             threads,
             idle: Mutex::default(),

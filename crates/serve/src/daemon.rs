@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 use onehop_os::ThreadStarter;
-use onehop_os::file_writes::WriteWays;
+use onehop_os::file_writes::WriteRoutes;
 use onehop_os::identity::{Acting, Credentials, OwnCredentials};
 use onehop_target::client::RemoteTree;
 use onehop_target::shares::Shares;
-use onehop_target::tree::{Folder, FolderRules, Tree, mapping_budget, way_sums};
+use onehop_target::tree::{Folder, FolderRules, Tree, mapping_budget, written_sums};
 use onehop_usrbio::gpu::{AnyGpu, GpuChoice, Gpus};
 use onehop_usrbio::mount::FS_TYPE;
 use onehop_usrbio::{Id, SHM};
@@ -164,7 +164,7 @@ pub(crate) struct DaemonShared {
     pub locks: Locks,
     pub stats: Stats,
     /// How files of a folder are written.
-    pub writes: Arc<WriteWays>,
+    pub writes: Arc<WriteRoutes>,
     pub gpus: Gpus,
     pub socket: PathBuf,
     pub zeroes: Zeroes,
@@ -208,7 +208,7 @@ impl DaemonShared {
             releases: ThreadPool::with_limit(&starter, 1),
             call_memory: call_memory.into(),
             locks: Locks::new(most_locks, &persons),
-            writes: Arc::new(WriteWays::new(|most| mapping_budget(persons.shares(most)))),
+            writes: Arc::new(WriteRoutes::new(|most| mapping_budget(persons.shares(most)))),
             persons,
             stats: Stats::default(),
             gpus: Gpus::new(mode),
@@ -301,7 +301,7 @@ impl DaemonShared {
         if let Some(target) = target {
             document["remote"] = json!(target.report());
         }
-        document["writes"] = json!(way_sums(&self.writes));
+        document["writes"] = json!(written_sums(&self.writes));
         document["programs"] = json!(programs);
         document["buffers"] = json!(buffers);
         document["rings"] = json!(rings);

@@ -13,13 +13,13 @@ const PAGES: u64 = 64;
 struct WrittenFile {
     path: PathBuf,
     file: File,
-    ways: Arc<WriteWays>,
+    routes: Arc<WriteRoutes>,
     writes: FileWrites,
     taken: Arc<AtomicU64>,
 }
 
 /// Counts what is taken of a budget: `most`, and no more than the machine's.
-fn counted(most: u64) -> (Arc<AtomicU64>, Arc<WriteWays>) {
+fn counted(most: u64) -> (Arc<AtomicU64>, Arc<WriteRoutes>) {
     struct CountedBytes(Arc<AtomicU64>, u64);
     impl Drop for CountedBytes {
         fn drop(&mut self) {
@@ -28,7 +28,7 @@ fn counted(most: u64) -> (Arc<AtomicU64>, Arc<WriteWays>) {
     }
     let taken = Arc::new(AtomicU64::new(0));
     let of = taken.clone();
-    let ways = WriteWays::new(|of_machine| {
+    let routes = WriteRoutes::new(|of_machine| {
         let most = most.min(of_machine);
         Box::new(move |_, bytes| {
             let before = of.fetch_add(bytes, Ordering::Relaxed);
@@ -36,7 +36,7 @@ fn counted(most: u64) -> (Arc<AtomicU64>, Arc<WriteWays>) {
             (before + bytes <= most).then(|| Box::new(share) as TakenBytes)
         })
     });
-    (taken, Arc::new(ways))
+    (taken, Arc::new(routes))
 }
 
 impl Drop for WrittenFile {
@@ -51,9 +51,9 @@ impl WrittenFile {
         let path = folder.join(format!("onehop-writes-{name}-{}", std::process::id()));
         std::fs::write(&path, vec![0xee; (PAGES * PAGE) as usize]).unwrap();
         let file = File::options().read(true).write(true).open(&path).unwrap();
-        let (taken, ways) = counted(budget);
-        let writes = FileWrites::new(ways.clone(), 1000);
-        Self { path, file, ways: ways.clone(), writes, taken }
+        let (taken, routes) = counted(budget);
+        let writes = FileWrites::new(routes.clone(), 1000);
+        Self { path, file, routes: routes.clone(), writes, taken }
     }
 
     fn new(folder: &Path, name: &str) -> Self {
@@ -72,14 +72,14 @@ impl WrittenFile {
     fn write_by(&self, file: &File, at: u64, bytes: usize, value: u8) -> Option<&'static str> {
         let mem = HostMem::anonymous(bytes.next_multiple_of(PAGE as usize)).unwrap();
         mem.fill(0, bytes, value).unwrap();
-        let before = self.ways.sums();
+        let before = self.routes.sums();
         let _other = UnderWay::begin(&self.writes.under_way);
         let from = FileSource { mem: &mem, at: 0, len: bytes };
         assert_eq!(self.writes.write(file, from, at, || Ok(())).unwrap(), bytes);
         let mut found = vec![0; bytes];
         self.file.read_exact_at(&mut found, at).unwrap();
         assert!(found.iter().all(|byte| *byte == value));
-        let mut after = self.ways.sums();
+        let mut after = self.routes.sums();
         after.retain(|sum| !before.contains(sum));
         assert_eq!(after.len(), 1, "{after:?}");
         after[0].why
@@ -115,7 +115,7 @@ fn a_write_alone_goes_by_pwrite() {
     let mem = HostMem::anonymous(PAGE as usize).unwrap();
     let from = FileSource { mem: &mem, at: 0, len: PAGE as usize };
     bed.writes.write(&bed.file, from, 0, || Ok(())).unwrap();
-    assert_eq!(bed.ways.sums()[0].why, Some(Unmapped::Alone.why()));
+    assert_eq!(bed.routes.sums()[0].why, Some(Unmapped::Alone.why()));
     assert_eq!(bed.writes.under_way.load(Ordering::Relaxed), 0);
 }
 
@@ -261,7 +261,7 @@ fn cut_off(bed: &WrittenFile) {
         scope.spawn(|| write(1));
         truncate();
     });
-    let sums = bed.ways.sums();
+    let sums = bed.routes.sums();
     let is_mapped = sums.iter().any(|sum| sum.why.is_none());
     assert!(is_mapped || place(&bed.file).is_err(), "{sums:?}");
 }
@@ -324,13 +324,13 @@ fn a_refusal_is_remembered() {
 #[test]
 fn files_without_shares_take_from_one_budget() {
     let bed = WrittenFile::in_memory("unshared");
-    let writes = FileWrites::new(Arc::new(WriteWays::unshared()), 0);
+    let writes = FileWrites::new(Arc::new(WriteRoutes::unshared()), 0);
     let mem = HostMem::anonymous(PAGE as usize).unwrap();
     let from = FileSource { mem: &mem, at: 0, len: PAGE as usize };
     let write = |writes: &FileWrites| {
         let _other = UnderWay::begin(&writes.under_way);
         writes.write(&bed.file, from, 0, || Ok(())).unwrap();
-        writes.ways.sums()[0].why
+        writes.routes.sums()[0].why
     };
     assert_eq!(write(&writes), None);
     let kept = TAKEN.load(Ordering::Relaxed);
@@ -338,7 +338,7 @@ fn files_without_shares_take_from_one_budget() {
     // All the rest is taken by others.
     let rest = (u64::MAX - kept) / 2;
     TAKEN.fetch_add(rest, Ordering::Relaxed);
-    let late = FileWrites::new(Arc::new(WriteWays::unshared()), 0);
+    let late = FileWrites::new(Arc::new(WriteRoutes::unshared()), 0);
     assert_eq!(write(&late), Some(Unmapped::Budget.why()));
     TAKEN.fetch_sub(rest, Ordering::Relaxed);
     drop(writes);

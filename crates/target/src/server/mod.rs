@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use onehop_os::file_writes::WriteWays;
+use onehop_os::file_writes::WriteRoutes;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -32,7 +32,7 @@ use crate::auth::{Key, random};
 use crate::buffers::{Buffers, SessionUser};
 use crate::shares::{Shares, TakenShare};
 use crate::transport::{Acceptor, Link};
-use crate::tree::{Folder, FolderRules, WaySum, mapping_budget, way_sums};
+use crate::tree::{Folder, FolderRules, WrittenSum, mapping_budget, written_sums};
 use crate::turns::{Next, Queue};
 use crate::wire::{Join, MAX_BODY, MountId, OpenMode, Request, SessionId, Welcome};
 use crate::{Error, Result, lock};
@@ -153,8 +153,8 @@ pub struct ServerReport {
     pub read_bytes: u64,
     /// Bytes written to files.
     pub written_bytes: u64,
-    /// Writes of files, by way.
-    pub writes: Vec<WaySum>,
+    /// Writes of files, by route.
+    pub writes: Vec<WrittenSum>,
     /// Connections that were refused.
     pub refused: u64,
     /// Connections on which a frame was changed in transit.
@@ -194,7 +194,7 @@ pub(crate) struct ServerShared {
     /// Descriptors for files that clients know, and for those that they have open, by session.
     nodes: Arc<Shares>,
     /// How files are written.
-    writes: Arc<WriteWays>,
+    writes: Arc<WriteRoutes>,
     files: Arc<Shares>,
     sessions: Mutex<HashMap<SessionId, Arc<ClientSession>>>,
     /// Expired sessions whose files are still to be closed.
@@ -438,7 +438,7 @@ impl Target {
         let shared = Arc::new(ServerShared {
             root,
             boot: boot()?,
-            writes: Arc::new(WriteWays::new(|most| mapping_budget(Shares::new(most)))),
+            writes: Arc::new(WriteRoutes::new(|most| mapping_budget(Shares::new(most)))),
             nodes: Arc::new(Shares::new((descriptors as u64 / 4).clamp(64, 1 << 20))),
             files: Arc::new(Shares::new((descriptors as u64 / 4).clamp(64, 1 << 20))),
             sessions: Mutex::default(),
@@ -477,7 +477,7 @@ impl Target {
             repeated: count(&shared.stats.repeated),
             read_bytes: count(&shared.stats.read),
             written_bytes: count(&shared.stats.written),
-            writes: way_sums(&shared.writes),
+            writes: written_sums(&shared.writes),
             refused: count(&shared.stats.refused),
             forged: count(&shared.stats.forged),
             broken: count(&shared.stats.broken),

@@ -7,7 +7,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use onehop_os::file_writes::{FileWrites, WriteWays};
+use onehop_os::file_writes::{FileWrites, WriteRoutes};
 use onehop_os::identity::{Acting, OwnCredentials, Umask};
 use rustix::fs::{
     Access as Rights, AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Timestamps, UTIME_NOW,
@@ -45,7 +45,7 @@ pub struct Folder {
     /// The credentials to restore after acting as a caller. `None` unless this process is root's.
     own: Option<Arc<OwnCredentials>>,
     /// How files are written, and the number for which all their mapped bytes count; `None` if each user's own do.
-    writes: (Arc<WriteWays>, Option<u32>),
+    writes: (Arc<WriteRoutes>, Option<u32>),
 }
 
 /// The flags of `open` for a mode.
@@ -78,20 +78,20 @@ impl Folder {
     /// When the system calls for it fail.
     pub fn new(root: OwnedFd, rules: FolderRules) -> TreeResult<Self> {
         let own = OwnCredentials::of_root().map_err(|error| super::errno(&error))?.map(Arc::new);
-        let writes = WriteWays::new(|most| super::mapping_budget(Shares::new(most)));
+        let writes = WriteRoutes::new(|most| super::mapping_budget(Shares::new(most)));
         Ok(Self { nodes: Nodes::new(root, rules.most_open)?, rules, own, writes: (Arc::new(writes), None) })
     }
 
     /// Takes descriptors for known files, and mapped bytes for writes, from budgets that are shared with other folders,
     /// under a number of this folder's own.
     #[must_use]
-    pub fn sharing(self, descriptors: Arc<Shares>, writes: Arc<WriteWays>, number: u32) -> Self {
+    pub fn sharing(self, descriptors: Arc<Shares>, writes: Arc<WriteRoutes>, number: u32) -> Self {
         Self { nodes: self.nodes.sharing((descriptors, number)), writes: (writes, Some(number)), ..self }
     }
 
     /// Takes mapped bytes for writes from this budget.
     #[must_use]
-    pub fn with_writes(self, writes: Arc<WriteWays>) -> Self {
+    pub fn with_writes(self, writes: Arc<WriteRoutes>) -> Self {
         Self { writes: (writes, None), ..self }
     }
 
@@ -120,8 +120,8 @@ impl Folder {
         let file = file.into();
         let group = || Some(fstat(&file).ok()?.st_gid).filter(|group| by.groups.contains(group));
         let writer = self.own.clone().map(|own| Writer { own, uid: by.uid, gid: by.gid, group: group() });
-        let (ways, number) = &self.writes;
-        Local::written_by(file, writer, FileWrites::new(ways.clone(), number.unwrap_or(by.uid)))
+        let (routes, number) = &self.writes;
+        Local::written_by(file, writer, FileWrites::new(routes.clone(), number.unwrap_or(by.uid)))
     }
 
     /// [`Tree::open`], which returns the local file.

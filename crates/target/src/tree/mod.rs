@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use onehop_os::HostMem;
-use onehop_os::file_writes::{FileSource, MappingBudget, WriteWays};
+use onehop_os::file_writes::{FileSource, MappingBudget, WriteRoutes};
 use rustix::io::Errno;
 use serde::Serialize;
 
@@ -62,9 +62,9 @@ impl<'a> TransferMemory<'a> {
     }
 }
 
-/// Writes of files by one way.
+/// Writes of files by one route.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct WaySum {
+pub struct WrittenSum {
     /// `mapping`, or `pwrite`.
     pub by: &'static str,
     /// Why not through a mapping.
@@ -75,12 +75,13 @@ pub struct WaySum {
     pub bytes: u64,
 }
 
-/// The ways in which files were written.
+/// The routes by which files were written.
 #[must_use]
-pub fn way_sums(ways: &WriteWays) -> Vec<WaySum> {
+pub fn written_sums(routes: &WriteRoutes) -> Vec<WrittenSum> {
     let by = |why: Option<_>| if why.is_some() { "pwrite" } else { "mapping" };
-    let sums = ways.sums().into_iter();
-    sums.map(|sum| WaySum { by: by(sum.why), why: sum.why, writes: sum.writes, bytes: sum.bytes }).collect()
+    let sums = routes.sums().into_iter();
+    sums.map(|sum| WrittenSum { by: by(sum.why), why: sum.why, writes: sum.writes, bytes: sum.bytes })
+        .collect()
 }
 
 /// A budget for mapped bytes that users share.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use onehop_os::HostMem;
-use onehop_os::file_writes::{FileSource, FileWrites, WriteWays};
+use onehop_os::file_writes::{FileSource, FileWrites, WriteRoutes};
 use onehop_os::page_cache::{cached_bytes, is_in_memory, open_again};
 use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fstat};
 
@@ -91,7 +91,7 @@ impl CallFile {
         } else {
             None
         };
-        let writes = FileWrites::new(Arc::new(WriteWays::unshared()), 0);
+        let writes = FileWrites::new(Arc::new(WriteRoutes::unshared()), 0);
         Ok(Self { own, is_direct, cached, direct, unaligned, writes, in_memory, why_cached })
     }
 
