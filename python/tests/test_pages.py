@@ -152,6 +152,21 @@ def test_a_closed_file_can_be_registered_anew(path):
             pages.read([numpy.zeros(4096, numpy.uint8)], [0])
 
 
+def test_nothing_of_a_closed_file_is_left(path):
+    def descriptors():
+        return [number for number in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{number}") == path]
+
+    with open("/proc/self/maps") as maps:
+        for _ in range(20):
+            pages = onehop.Pages(path, device="cpu", registered=0)
+            for _ in range(3):
+                pages.write(numpy.ones((3, MIB), numpy.uint8), [0, MIB, 2 * MIB])
+            assert descriptors()
+            pages.close()
+            maps.seek(0)
+            assert not descriptors() and path not in maps.read()
+
+
 def test_threads_share_a_file(path):
     failures = []
 

@@ -334,6 +334,9 @@ impl FileWrites {
         if self.is_refused.load(Ordering::Relaxed) {
             return Err(Unmapped::Refused);
         }
+        if getrlimit(Resource::Fsize).current.is_some() {
+            return Err(Unmapped::FileLimit);
+        }
         let is_on_disk = (*self.place.get_or_init(|| place(file)))?;
         // A file system of a disk takes longer for `pwrite` than for a page that is mapped already.
         let is_one_of_many = is_on_disk && self.stamp.load(Ordering::Relaxed) == tick();
@@ -396,8 +399,9 @@ impl FileWrites {
         }
         let nanos = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
         let times = Timestamps { last_access: nanos(UTIME_OMIT), last_modification: nanos(UTIME_NOW) };
-        futimens(file, &times).map_err(|error| {
-            self.is_refused.fetch_or(is_refusal(&error.into()), Ordering::Relaxed);
+        // A file system that has been shut down refuses this, and takes bytes through the mapping all the same.
+        futimens(file, &times).map_err(|_| {
+            self.is_refused.store(true, Ordering::Relaxed);
             Unmapped::Refused
         })
     }
@@ -434,9 +438,6 @@ fn place(file: &File) -> Result<bool, Unmapped> {
     let writes_alone = OFlags::DIRECT | OFlags::SYNC | OFlags::DSYNC | OFlags::APPEND;
     if flags & OFlags::RWMODE != OFlags::RDWR || flags.intersects(writes_alone) {
         return Err(Unmapped::OpenMode);
-    }
-    if getrlimit(Resource::Fsize).current.is_some() {
-        return Err(Unmapped::FileLimit);
     }
     let user = rustix::process::geteuid();
     let is_ours = user.is_root() || file.metadata().is_ok_and(|found| found.uid() == user.as_raw());

@@ -24,6 +24,8 @@ const LEAST: usize = 128 << 10;
 const KERNEL_BELOW: usize = 32 << 10;
 /// The most threads for one file, the caller's among them.
 const MOST_THREADS: usize = 16;
+/// How long the end of the threads is waited for.
+const CLOSE: Duration = Duration::from_secs(5);
 /// How long a batch may make no progress.
 const STALL: Duration = Duration::from_secs(120);
 
@@ -65,7 +67,18 @@ struct StagedEnd {
 }
 
 /// The threads and the pinned memory of a file.
-pub(crate) struct Stages(Arc<StagesInner>);
+pub(crate) struct Stages {
+    inner: Arc<StagesInner>,
+    helpers: Arc<HelperCount>,
+    process: u32,
+}
+
+/// Helpers that still have the file open.
+#[derive(Default)]
+struct HelperCount {
+    running: Mutex<usize>,
+    ended: Condvar,
+}
 
 struct StagesInner {
     file: Arc<File>,
@@ -86,16 +99,23 @@ struct StagedWork {
 }
 
 impl Drop for Stages {
+    /// Waits for the helpers, so that the file is closed afterwards; not for one whose disk does not answer.
     fn drop(&mut self) {
-        lock(&self.0.work).closed = true;
-        self.0.more.notify_all();
+        if std::process::id() != self.process {
+            // A child that was forked has no helpers.
+            return;
+        }
+        lock(&self.inner.work).closed = true;
+        self.inner.more.notify_all();
+        let (running, limit) = (lock(&self.helpers.running), CLOSE);
+        let _ = self.helpers.ended.wait_timeout_while(running, limit, |running| *running > 0);
     }
 }
 
 impl Stages {
     pub(crate) fn new(file: Arc<File>, gpu: Arc<dyn Gpu>) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
-        Self(Arc::new(StagesInner {
+        let inner = Arc::new(StagesInner {
             file,
             writes: FileWrites::new(Arc::new(WriteRoutes::unshared()), 0),
             gpu,
@@ -103,7 +123,8 @@ impl Stages {
             idle: Mutex::default(),
             work: Mutex::default(),
             more: Condvar::new(),
-        }))
+        });
+        Self { inner, helpers: Arc::default(), process: std::process::id() }
     }
 
     pub(crate) fn transfer(
@@ -112,7 +133,7 @@ impl Stages {
         memories: &[Region],
         parts: Vec<StagedPart>,
     ) -> Result<()> {
-        let (parts, chunks) = chunks(parts, self.0.threads);
+        let (parts, chunks) = chunks(parts, self.inner.threads);
         if parts.is_empty() {
             return Ok(());
         }
@@ -127,11 +148,50 @@ impl Stages {
             end: Mutex::new(StagedEnd { left, error: None }),
             ended: Condvar::new(),
         });
-        self.0.ask_for_help(&batch, left - 1);
-        self.0.work_on(&batch);
+        self.ask_for_help(&batch, left - 1);
+        self.inner.work_on(&batch);
         let done = batch.wait();
-        lock(&self.0.work).batches.retain(|other| !Arc::ptr_eq(other, &batch));
+        lock(&self.inner.work).batches.retain(|other| !Arc::ptr_eq(other, &batch));
         done
+    }
+
+    fn ask_for_help(&self, batch: &Arc<StagedBatch>, wanted: usize) {
+        let inner = &self.inner;
+        let wanted = wanted.min(inner.threads - 1);
+        if wanted == 0 {
+            return;
+        }
+        let mut work = lock(&inner.work);
+        work.batches.push_back(batch.clone());
+        let missing = wanted.saturating_sub(work.asleep).min(inner.threads - 1 - work.started);
+        for _ in 0..wanted.min(work.asleep) {
+            inner.more.notify_one();
+        }
+        for _ in 0..missing {
+            let (inner, helpers) = (inner.clone(), self.helpers.clone());
+            *lock(&helpers.running) += 1;
+            let end = HelperEnd(helpers);
+            let help = move || {
+                let _end = end;
+                // Dropped first.
+                let inner = inner;
+                inner.help();
+            };
+            // If none can be started, the caller does it all.
+            if std::thread::Builder::new().name("onehop pages".into()).spawn(help).is_ok() {
+                work.started += 1;
+            }
+        }
+    }
+}
+
+/// One helper less when it is dropped.
+struct HelperEnd(Arc<HelperCount>);
+
+impl Drop for HelperEnd {
+    fn drop(&mut self) {
+        *lock(&self.0.running) -= 1;
+        self.0.ended.notify_all();
     }
 }
 
@@ -162,27 +222,6 @@ fn chunks(parts: Vec<StagedPart>, threads: usize) -> (Vec<StagedPart>, Vec<Range
 }
 
 impl StagesInner {
-    fn ask_for_help(self: &Arc<Self>, batch: &Arc<StagedBatch>, wanted: usize) {
-        let wanted = wanted.min(self.threads - 1);
-        if wanted == 0 {
-            return;
-        }
-        let mut work = lock(&self.work);
-        work.batches.push_back(batch.clone());
-        let missing = wanted.saturating_sub(work.asleep).min(self.threads - 1 - work.started);
-        for _ in 0..wanted.min(work.asleep) {
-            self.more.notify_one();
-        }
-        for _ in 0..missing {
-            let this = self.clone();
-            let help = move || this.help();
-            // If none can be started, the caller does it all.
-            if std::thread::Builder::new().name("onehop pages".into()).spawn(help).is_ok() {
-                work.started += 1;
-            }
-        }
-    }
-
     /// A helper's loop, until the file is closed.
     fn help(self: &Arc<Self>) {
         let mut work = lock(&self.work);

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 import uuid
 from collections import OrderedDict
 from typing import Any, Callable, Hashable, Iterator, List, Optional, Sequence, Tuple
@@ -17,6 +18,9 @@ _logger = logging.getLogger(__name__)
 
 #: Slots begin at multiples of this, as pages of the page cache do.
 _ALIGNMENT = 4096
+
+#: Seconds between two warnings of pages that were not stored.
+_WARNING_INTERVAL = 10
 
 
 class Slot:
@@ -80,6 +84,7 @@ class Slots:
         # Threads that move pages.
         self._moves = 0
         self._reserves = True
+        self._next_warning = 0.0
         self._is_closed = False
         self._process = os.getpid()
         _logger.info("%d slots of %d bytes in %s", self._size // self._slot_size, self._slot_size, folder)
@@ -122,8 +127,15 @@ class Slots:
                     slot = self._slots[key] = Slot(key, offset, size, info)
                     return slot
                 why = "all slots are pinned or in use"
-        _logger.warning("a page was not stored: %s", why)
+        self._warn(why)
         return None
+
+    def _warn(self, why: str) -> None:
+        """Logs why a page was not stored, now and then: there may be thousands in a second."""
+        now = time.monotonic()
+        if now >= self._next_warning:
+            self._next_warning = now + _WARNING_INTERVAL
+            _logger.warning("a page was not stored: %s. Others are not logged for %d s.", why, _WARNING_INTERVAL)
 
     def abandon(self, slots: Sequence[Slot]) -> None:
         """Forgets reserved slots that are not written."""
