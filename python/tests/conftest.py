@@ -12,6 +12,7 @@ import random
 import struct
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onehop
@@ -149,3 +150,10 @@ def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line(
         f"test result: {'FAILED' if failed else 'ok'}. {count('passed')} passed; {failed} failed; {count('skipped')} ignored"
     )
+
+
+def in_threads(work, count):
+    """Calls work(0), work(1), … at the same time, and raises what one of them raised."""
+    with ThreadPoolExecutor(count) as threads:
+        for done in [threads.submit(work, number) for number in range(count)]:
+            done.result()

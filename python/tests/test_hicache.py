@@ -3,11 +3,10 @@
 import json
 import os
 import random
-import threading
 
 import numpy
 import pytest
-from conftest import engine, engine_kinds
+from conftest import engine, engine_kinds, in_threads
 from onehop import errors
 
 TOKENS, LAYERS, DIM = 4, 3, 40
@@ -146,27 +145,18 @@ def test_thousands_of_keys_with_eviction(hicache):
 def test_threads_for_prefetch_and_backup(hicache):
     pool = HostPool()
     backend = create(pool, size=20 * 4096)
-    failures = []
 
     def work(number):
-        try:
-            dice = random.Random(number)
-            for _ in range(150):
-                key, page = dice.randrange(40), 2 * number
-                pool[page] = page_of(key)
-                backend.batch_set_v1([str(key)], indices([page]))
-                key = dice.randrange(40)
-                if backend.batch_get_v1([str(key)], indices([page + 1])) == [True]:
-                    assert (pool[page + 1] == page_of(key)).all()
-        except BaseException as error:
-            failures.append(error)
+        dice = random.Random(number)
+        for _ in range(150):
+            key, page = dice.randrange(40), 2 * number
+            pool[page] = page_of(key)
+            backend.batch_set_v1([str(key)], indices([page]))
+            key = dice.randrange(40)
+            if backend.batch_get_v1([str(key)], indices([page + 1])) == [True]:
+                assert (pool[page + 1] == page_of(key)).all()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work, 6)
     backend.close()
 
 

@@ -9,7 +9,7 @@ import types
 import numpy
 import onehop
 import pytest
-from conftest import DEVICES, engine, engine_kinds
+from conftest import DEVICES, engine, engine_kinds, in_threads
 from onehop import errors
 
 CHUNK = 4096
@@ -214,25 +214,16 @@ def test_thousands_of_chunks_with_eviction(lmcache):
 
 def test_threads(lmcache):
     backend = create(lmcache, size=20 * CHUNK)
-    failures = []
 
     def work(seed):
-        try:
-            dice = random.Random(seed)
-            for _ in range(100):
-                put(lmcache, backend, [dice.randrange(40), dice.randrange(40)])
-                number = dice.randrange(40)
-                chunk = backend.get_blocking(lmcache.key(number))
-                assert chunk is None or is_right(lmcache, chunk, number)
-        except BaseException as error:
-            failures.append(error)
+        dice = random.Random(seed)
+        for _ in range(100):
+            put(lmcache, backend, [dice.randrange(40), dice.randrange(40)])
+            number = dice.randrange(40)
+            chunk = backend.get_blocking(lmcache.key(number))
+            assert chunk is None or is_right(lmcache, chunk, number)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work, 6)
     backend.close()
 
 

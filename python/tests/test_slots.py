@@ -2,10 +2,10 @@
 
 import os
 import random
-import threading
 
 import numpy
 import pytest
+from conftest import in_threads
 from onehop import errors
 from onehop._slots import Slots
 
@@ -214,32 +214,25 @@ def test_a_child_has_only_misses(folder):
 
 def test_threads_never_see_the_bytes_of_another_key(folder):
     slots = open_slots(folder, 12)
-    failures, hits = [], []
+    hits = []
 
     def work(number):
         dice = random.Random(number)
-        try:
-            for _ in range(300):
-                key = dice.randrange(40)
-                action = dice.random()
-                if action < 0.4:
-                    store(slots, [key, dice.randrange(40)])
-                elif action < 0.9:
-                    if is_right(slots, key):
-                        hits.append(key)
-                elif action < 0.95:
-                    slots.remove(key)
-                elif slots.contains(key, pin=True):
-                    slots.unpin(key)
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(300):
+            key = dice.randrange(40)
+            action = dice.random()
+            if action < 0.4:
+                store(slots, [key, dice.randrange(40)])
+            elif action < 0.9:
+                if is_right(slots, key):
+                    hits.append(key)
+            elif action < 0.95:
+                slots.remove(key)
+            elif slots.contains(key, pin=True):
+                slots.unpin(key)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures and len(hits) > 100
+    in_threads(work, 8)
+    assert len(hits) > 100
     # No slot is lost.
     slots.clear()
     assert all(slots.reserve(key, PAGE) is not None for key in range(100, 112))

@@ -77,6 +77,15 @@ impl Error {
         }
     }
 
+    /// The system's error, or this one as another.
+    #[must_use]
+    pub fn into_io(self) -> std::io::Error {
+        match self.errno() {
+            Some(errno) => std::io::Error::from_raw_os_error(errno),
+            None => std::io::Error::other(self),
+        }
+    }
+
     /// Whether memory has run out, so that less of it might be had.
     #[must_use]
     pub fn is_no_room(&self) -> bool {

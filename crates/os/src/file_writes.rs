@@ -300,7 +300,7 @@ impl FileWrites {
             Err(_) => {
                 self.stamp.store(tick(), Ordering::Relaxed);
                 let _acting = act()?;
-                from.mem.write_file(from.at, from.len, file, at).map_err(plain)?
+                from.mem.write_file(from.at, from.len, file, at).map_err(Error::into_io)?
             }
         };
         self.routes.count(route, count);
@@ -447,14 +447,6 @@ fn place(file: &File) -> Result<bool, Unmapped> {
 /// Whether the system will refuse this again.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported)
-}
-
-/// The system's error.
-fn plain(error: Error) -> io::Error {
-    match error.errno() {
-        Some(errno) => io::Error::from_raw_os_error(errno),
-        None => io::Error::other(error),
-    }
 }
 
 /// Locks for reading. What a thread left that panicked is whole.

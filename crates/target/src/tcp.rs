@@ -67,10 +67,6 @@ fn ready(fd: impl std::os::fd::AsFd, what: PollFlags, until: Instant) -> std::re
     }
 }
 
-fn plain(error: onehop_os::Error) -> std::io::Error {
-    error.errno().map_or_else(|| std::io::Error::other(error), std::io::Error::from_raw_os_error)
-}
-
 impl TcpLink {
     /// Wraps a connected socket.
     ///
@@ -172,7 +168,7 @@ impl TcpLink {
             match to {
                 Some(to) if input.from == input.to => {
                     let (at, most) = (to.at + done, CHUNK.min(bytes - done));
-                    let take = || to.mem.receive(&self.stream, at, most).map_err(plain);
+                    let take = || to.mem.receive(&self.stream, at, most).map_err(onehop_os::Error::into_io);
                     let len = self.receive_some(until, take)?.ok_or_else(|| self.timed_out(limit))?;
                     crc = checksum_on(crc, &to.mem, at, len)?;
                     done += len;
@@ -204,9 +200,10 @@ impl TcpLink {
         while done < front.len() + data_len {
             let (front, skip) = (&front[done.min(front.len())..], done.saturating_sub(front.len()));
             let give = || match data {
-                Some(data) => {
-                    data.mem.send(&self.stream, front, data.at + skip, data.len - skip).map_err(plain)
-                }
+                Some(data) => data
+                    .mem
+                    .send(&self.stream, front, data.at + skip, data.len - skip)
+                    .map_err(onehop_os::Error::into_io),
                 None => Ok(send(&self.stream, front, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?),
             };
             let Some(count) = self.when_ready("sending to", PollFlags::OUT, until, give)? else {

@@ -134,14 +134,9 @@ impl GpuLanes {
     }
 
     /// Whether an idle lane may end because enough others remain for one user.
-    fn ends_one(self: &Arc<Self>) -> bool {
+    fn ends_one(&self) -> bool {
         let one_less = |lanes| (lanes > self.most).then(|| lanes - 1);
-        let ends = self.lanes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok();
-        if ends {
-            // Work that was added meanwhile may have counted on it.
-            let _ = self.start();
-        }
-        ends
+        self.lanes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok()
     }
 
     /// Keeps the ring of a lane that ends, as many as one user's lanes have.
@@ -331,6 +326,8 @@ impl GpuCopyLane {
                     if waits && !self.is_stale && self.orphaned.is_empty() && of.ends_one() {
                         self.copiers.clear();
                         of.keep_ring(self.ring.clone());
+                        // Work that was added meanwhile may have counted on this lane.
+                        let _ = of.start();
                         return;
                     }
                 }

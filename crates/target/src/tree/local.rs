@@ -63,20 +63,13 @@ impl Local {
     }
 }
 
-pub(super) fn plain(error: onehop_os::Error) -> io::Error {
-    match error.errno() {
-        Some(errno) => io::Error::from_raw_os_error(errno),
-        None => io::Error::other(error),
-    }
-}
-
 impl OpenFile for Local {
     fn read_now(&self, to: TransferMemory<'_>, at: u64) -> io::Result<Option<usize>> {
         // Known only after a read that may block, because a network file system may not answer.
         if self.in_memory.get() == Some(&true) {
             return if may_swap() { Ok(None) } else { self.read(to, at).map(Some) };
         }
-        to.mem.read_cached(to.at, to.len, &self.file, at).map_err(plain)
+        to.mem.read_cached(to.at, to.len, &self.file, at).map_err(onehop_os::Error::into_io)
     }
 
     fn local(&self) -> Option<&File> {
@@ -85,7 +78,7 @@ impl OpenFile for Local {
 
     fn read(&self, to: TransferMemory<'_>, at: u64) -> io::Result<usize> {
         self.in_memory.get_or_init(|| is_in_memory(&self.file));
-        to.mem.read_file(to.at, to.len, &self.file, at).map_err(plain)
+        to.mem.read_file(to.at, to.len, &self.file, at).map_err(onehop_os::Error::into_io)
     }
 
     fn write(&self, from: TransferMemory<'_>, at: u64) -> io::Result<usize> {
@@ -93,7 +86,7 @@ impl OpenFile for Local {
             return writes.write(&self.file, from.source(), at, || self.act());
         }
         let _acting = self.act()?;
-        from.mem.write_file(from.at, from.len, &self.file, at).map_err(plain)
+        from.mem.write_file(from.at, from.len, &self.file, at).map_err(onehop_os::Error::into_io)
     }
 
     fn write_now(&self, from: TransferMemory<'_>, at: u64) -> Option<usize> {
@@ -143,7 +136,7 @@ impl OpenFile for Local {
         if [rules.memory, rules.offset].iter().any(|rule| *rule > 4096) {
             return Ok(None);
         }
-        match to.mem.read_file(to.at, to.len, file, at).map_err(plain) {
+        match to.mem.read_file(to.at, to.len, file, at).map_err(onehop_os::Error::into_io) {
             // Some file systems accept O_DIRECT but fail the read.
             Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(None),
             other => other.map(Some),
