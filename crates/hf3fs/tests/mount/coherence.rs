@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, Write};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -161,16 +162,21 @@ fn opener_after_removal() {
         let text = turn.to_string();
         std::fs::write(&near, &text).unwrap();
         assert_eq!(std::fs::read_to_string(&far).unwrap(), text);
+        let held = (turn % 4 < 2).then(|| File::open(&far).unwrap());
         std::fs::remove_file(&near).unwrap();
         if turn % 2 == 0 {
             assert_eq!(File::open(&far).unwrap_err().kind(), ErrorKind::NotFound);
+        }
+        if let Some(file) = held {
+            let again = format!("/proc/self/fd/{}", file.as_raw_fd());
+            assert_eq!(std::fs::read_to_string(again).unwrap(), text);
         }
     }
     // An open file without a name can be opened again.
     std::fs::write(&near, "held").unwrap();
     let held = File::open(&near).unwrap();
     std::fs::remove_file(&near).unwrap();
-    let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&held));
+    let again = format!("/proc/self/fd/{}", held.as_raw_fd());
     assert_eq!(std::fs::read_to_string(again).unwrap(), "held");
 }
 
@@ -223,6 +229,9 @@ fn holes_stay_zero() {
 #[test]
 fn removed_names_cannot_be_opened() {
     let Some((bed, second)) = mounted_twice() else { return };
+    run(subtest("coherence::opener_after_removal", &bed));
+    second.end().unwrap();
+    let Some((bed, _target, second)) = start_twice() else { return };
     run(subtest("coherence::opener_after_removal", &bed));
     second.end().unwrap();
 }

@@ -270,7 +270,7 @@ impl Filesystem for FuseHandler {
                 Ok(by) => by,
                 Err(error) => return answer(Err(error)),
             };
-            let work = move |of: LeaseAttempt| ops::open_file(of, inode, flags);
+            let work = move |of: LeaseAttempt| ops::open_file(of, inode, flags, requester.thread);
             this.retry_on_lease((requester, by), inode, may_wait(flags), work, answer);
         });
     }

@@ -1,7 +1,6 @@
 //! File operations, on behalf of a user.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +8,7 @@ use std::sync::Arc;
 use fuser::{FileAttr, FileHandle, FopenFlags, INodeNo, OpenFlags};
 use onehop_target::tree::Tree;
 use onehop_target::wire::{ACCESS_LIST, AttrChange, Caller, Make, NO_USER, Name, OpenMode, ROOT, Xattr};
-use rustix::fs::{OFlags, fstat};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::attr::attr;
@@ -117,14 +116,13 @@ pub(super) fn open_file(
     LeaseAttempt { shared, tree, by }: LeaseAttempt<'_>,
     inode: INodeNo,
     flags: OpenFlags,
+    thread: u32,
 ) -> Result<u64, Errno> {
     let access = access_of(flags);
     shared.opens.check(by.uid)?;
     let file = tree.open(real(inode)?, access, by)?;
-    // Deleted outside the mount, and not open here: the kernel used a cached name. On ESTALE it looks the name up
-    // again.
-    let is_gone = |file: &File| fstat(file).is_ok_and(|stat| stat.st_nlink == 0);
-    if file.local().is_some_and(is_gone) && !shared.opens.is_open(inode.0) {
+    // Deleted outside the mount, if the kernel used a cached name. On ESTALE it looks the name up again.
+    if !file.has_name() && !shared.opens.reopens(inode.0, thread) {
         return Err(Errno::STALE);
     }
     // Close-to-open consistency: an `open` sees what was written before the last `close`, on any mount.

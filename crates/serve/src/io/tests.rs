@@ -252,6 +252,10 @@ fn unasked<T>() -> std::io::Result<T> {
 }
 
 impl OpenFile for GatedFile {
+    fn has_name(&self) -> bool {
+        true
+    }
+
     fn local(&self) -> Option<&File> {
         self.0.located.fetch_add(1, Ordering::AcqRel);
         None

@@ -27,6 +27,7 @@ pub(super) struct RemoteFile {
     by: Caller,
     /// The session's epoch, and the file's number in it.
     at: Mutex<(u64, u64)>,
+    had_name: bool,
 }
 
 fn other_error(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
@@ -55,9 +56,10 @@ impl RemoteFile {
         node: &Arc<Node>,
         (access, by): (OpenMode, Caller),
         at: (u64, u64),
+        had_name: bool,
     ) -> Self {
         let access = OpenMode { truncate: false, ..access };
-        Self { core: core.clone(), node: node.clone(), access, by, at: Mutex::new(at) }
+        Self { core: core.clone(), node: node.clone(), access, by, at: Mutex::new(at), had_name }
     }
 
     fn id(&self, view: SessionView, until: Instant) -> Result<u64, RequestError> {
@@ -66,7 +68,7 @@ impl RemoteFile {
         if at.0 != view.epoch {
             let node = self.core.id_of(&self.node, view, until)?;
             let request = Request::Open { node, access: self.access, again: true, by: self.by.clone() };
-            let file = opened(self.core.call(view, &request, until))?;
+            let (file, _) = opened(self.core.call(view, &request, until))?;
             *at = (view.epoch, file);
         }
         Ok(at.1)
@@ -247,6 +249,10 @@ impl RemoteFile {
 }
 
 impl OpenFile for RemoteFile {
+    fn has_name(&self) -> bool {
+        self.had_name
+    }
+
     fn read_now(&self, _to: TransferMemory<'_>, _at: u64) -> io::Result<Option<usize>> {
         // A target always has to be waited for.
         Ok(None)

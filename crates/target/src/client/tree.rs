@@ -331,7 +331,7 @@ impl Tree for RemoteTree {
             };
             let (attr, node) = self.core.known.remember(attr, view, (&parent, name), by.uid);
             node.changed(view);
-            let open = RemoteFile::new(&self.core, &node, opener, (view.epoch, file));
+            let open = RemoteFile::new(&self.core, &node, opener, (view.epoch, file), true);
             Ok((attr, Arc::new(open) as Arc<dyn OpenFile>))
         })
     }
@@ -426,11 +426,12 @@ impl Tree for RemoteTree {
         self.core.client.ask(true, |view, until| {
             let id = self.core.id_of(&node, view, until)?;
             let request = Request::Open { node: id, access, again: false, by: by.clone() };
-            let file = opened(self.core.call(view, &request, until))?;
+            let (file, has_name) = opened(self.core.call(view, &request, until))?;
             if access.truncate {
                 node.changed(view);
             }
-            let open = RemoteFile::new(&self.core, &node, (access, by.clone()), (view.epoch, file));
+            let opener = (access, by.clone());
+            let open = RemoteFile::new(&self.core, &node, opener, (view.epoch, file), has_name);
             Ok(Arc::new(open) as Arc<dyn OpenFile>)
         })
     }
@@ -455,9 +456,9 @@ fn text_of(called: Called) -> std::result::Result<Vec<u8>, RequestError> {
     }
 }
 
-pub(super) fn opened(called: Called) -> std::result::Result<u64, RequestError> {
+pub(super) fn opened(called: Called) -> std::result::Result<(u64, bool), RequestError> {
     match called?.0 {
-        Reply::Opened { file } => Ok(file),
+        Reply::Opened { file, has_name } => Ok((file, has_name)),
         _ => Err(Errno::PROTO.into()),
     }
 }

@@ -239,7 +239,9 @@ fn perform(
                 true => folder.open_again(*node, access, by),
                 false => folder.open_local(*node, access, by),
             };
-            Reply::Opened { file: session.add_file(opened(file?, access, by), *again)? }
+            let file = file?;
+            let has_name = file.has_name();
+            Reply::Opened { file: session.add_file(opened(file, access, by), *again)?, has_name }
         }
         Request::Succeed { mount } => {
             // A mount that ends itself would wait for this very request.

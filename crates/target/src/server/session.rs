@@ -440,7 +440,7 @@ fn acquired(request: &Request, reply: &Reply) -> Acquired {
         _ if !request.returns_files() => (None, None),
         Reply::Attr(attr) => (None, Some(attr.node)),
         Reply::Created { attr, file } => (Some(*file), Some(attr.node)),
-        Reply::Opened { file } => (Some(*file), None),
+        Reply::Opened { file, .. } => (Some(*file), None),
         _ => (None, None),
     };
     (file, node.filter(|node| *node != ROOT))

@@ -148,7 +148,7 @@ fn files_of_cancelled_answers_are_released_together() {
     for id in 0..10 {
         let file = SessionFile { file: file.clone(), uid: 0, syncs: false };
         let file = session.add_file(file, false).unwrap();
-        give_up(2 * id, &open, &Reply::Opened { file });
+        give_up(2 * id, &open, &Reply::Opened { file, has_name: true });
         give_up(2 * id + 1, &lookup, &Reply::Attr(crate::wire::Attr { node: 7, ..attr.clone() }));
         calls += usize::from(session.wants_release());
     }

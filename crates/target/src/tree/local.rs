@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use onehop_os::file_writes::FileWrites;
 use onehop_os::identity::{Acting, Credentials, OwnCredentials};
 use onehop_os::page_cache::{DirectRules, cached_bytes, is_in_memory, may_swap, open_direct};
-use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::fs::{FallocateFlags, SeekFrom, fstat};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::{OpenFile, TransferMemory};
@@ -64,6 +64,10 @@ impl Local {
 }
 
 impl OpenFile for Local {
+    fn has_name(&self) -> bool {
+        fstat(&self.file).map_or(true, |stat| stat.st_nlink > 0)
+    }
+
     fn read_now(&self, to: TransferMemory<'_>, at: u64) -> io::Result<Option<usize>> {
         // Known only after a read that may block, because a network file system may not answer.
         if self.in_memory.get() == Some(&true) {

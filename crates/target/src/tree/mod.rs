@@ -104,6 +104,10 @@ pub struct Via {
 
 /// An open file. Others may write a transfer's memory at the same time, so it is never accessed through slices.
 pub trait OpenFile: Send + Sync {
+    /// Whether it has a name; on a target, whether it had one when it was opened. A cached name may lead to a file that
+    /// has none.
+    fn has_name(&self) -> bool;
+
     /// Reads without blocking. `None` if that is not possible, or unknown.
     ///
     /// # Errors

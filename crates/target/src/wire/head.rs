@@ -4,7 +4,7 @@ use super::{MAX_BODY, MAX_DATA};
 use crate::{Error, Result};
 
 /// The version of the protocol.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 /// The length of a head in bytes.
 pub const HEAD_BYTES: usize = 48;
 const MAGIC: [u8; 4] = *b"1HOP";

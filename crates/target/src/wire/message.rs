@@ -416,8 +416,8 @@ pub enum Reply {
     Attr(Attr),
     /// The attributes of a new file, and its number as an open file.
     Created { attr: Attr, file: u64 },
-    /// The number of an open file.
-    Opened { file: u64 },
+    /// The number of an open file, and whether it has a name.
+    Opened { file: u64, has_name: bool },
     /// The target of a link, or data about extended attributes.
     Text(Vec<u8>),
     /// Names: inode number, type, offset of the next entry, and name; and the offset of the rest, `None` at the end.

@@ -139,7 +139,9 @@ fn answer_when_signalled(link: &dyn Link, folder: &Folder, signalled: &mpsc::Rec
             Request::Attr { .. } => {
                 send(link, FrameKind::Reply, id, &Reply::Attr(folder.attr(ROOT, 0).unwrap()))
             }
-            Request::Open { .. } => send(link, FrameKind::Reply, id, &Reply::Opened { file: 1 }),
+            Request::Open { .. } => {
+                send(link, FrameKind::Reply, id, &Reply::Opened { file: 1, has_name: true })
+            }
             Request::Read { len, .. } => waiting.push((id, len)),
             Request::ReadLink { .. } => waiting.push((id, 0)),
             _ => send(link, FrameKind::Reply, id, &Reply::Done),
@@ -196,7 +198,9 @@ fn answer_some(link: &dyn Link, folder: &Folder, asked: &mpsc::Sender<(u64, Requ
             Request::Attr { .. } => {
                 send(link, FrameKind::Reply, id, &Reply::Attr(folder.attr(ROOT, 0).unwrap()))
             }
-            Request::Open { .. } => send(link, FrameKind::Reply, id, &Reply::Opened { file: id }),
+            Request::Open { .. } => {
+                send(link, FrameKind::Reply, id, &Reply::Opened { file: id, has_name: true })
+            }
             Request::Write { .. } | Request::Release { .. } => {}
             _ => send(link, FrameKind::Reply, id, &Reply::Done),
         }
@@ -254,7 +258,7 @@ fn answer_in_part(listener: &TcpListener, folder: &Folder, begun: &mpsc::Sender<
             FrameKind::Goodbye => return,
             _ => match unpack(&body, "the client").unwrap() {
                 Request::Attr { .. } => (FrameKind::Reply, pack(&Reply::Attr(folder.attr(ROOT, 0).unwrap()))),
-                Request::Open { .. } => (FrameKind::Reply, pack(&Reply::Opened { file: 1 })),
+                Request::Open { .. } => (FrameKind::Reply, pack(&Reply::Opened { file: 1, has_name: true })),
                 Request::Read { len, .. } => {
                     let body = pack(&Reply::Count { bytes: len, crc: 0 }).unwrap();
                     let head = Head { data: len, ..Head::new(FrameKind::Reply, head.id, &body) };
