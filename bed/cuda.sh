@@ -18,11 +18,7 @@ tests=(
     "onehop-gpu cuda"
     "onehop-array on_gpus"
     "onehop-bench gpu"
-    "onehop-drive sim_matrix"
-    "onehop-drive resident_matrix"
-    "onehop-drive faults"
-    "onehop-drive torture"
-    "onehop-drive qtest_matrix"
+    "onehop-drive drive"
 )
 
 pack() {
@@ -175,20 +171,20 @@ checks() {
     export RUST_BACKTRACE=0 ONEHOP_TORTURE_OPS=${ONEHOP_TORTURE_OPS:-500000}
     expect 120 ./test-cuda --test-threads=1
     echo "= (a) a simulated drive on CPU threads"
-    expect 90 ./test-sim_matrix --test-threads=4
-    expect 90 ./test-faults --test-threads=1 --nocapture every_fault_in_every_mode
-    expect 90 ./test-torture --test-threads=1 --nocapture --skip on_the_gpu
+    expect 90 ./test-drive --test-threads=4 sim_matrix::
+    expect 90 ./test-drive --test-threads=1 --nocapture every_fault_in_every_mode
+    expect 90 ./test-drive --test-threads=1 --nocapture torture:: --skip on_the_gpu
     echo "= (b) the controller model on the GPU itself"
-    expect 90 ./test-resident_matrix --test-threads=1
-    expect 300 ./test-faults --test-threads=1 --nocapture on_the_gpu
-    expect 90 ./test-torture --test-threads=1 --nocapture on_the_gpu
+    expect 90 ./test-drive --test-threads=1 resident_matrix::
+    expect 300 ./test-drive --test-threads=1 --nocapture every_fault_on_the_gpu
+    expect 90 ./test-drive --test-threads=1 --nocapture operations_with_faults_on_the_gpu
     expect 120 ./test-on_gpus --test-threads=1 --nocapture
     expect 120 ./test-gpu --test-threads=1 --nocapture
     if [ -n "${ONEHOP_TEST_GPU:-}" ]; then
         expect 60 ./long_load 0 2 128 4
     fi
     echo "= (c) QEMU's drive"
-    expect 90 ./test-qtest_matrix --test-threads=4
+    expect 90 ./test-drive --test-threads=4 qtest_matrix::
     echo "$SECONDS s in all, $([ $failed -eq 0 ] && echo "nothing failed" || echo "something FAILED")"
 }
 

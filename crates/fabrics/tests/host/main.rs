@@ -1,11 +1,16 @@
-//! The host against a test target that checks its input, and violates the protocol on request.
+//! The host against a test target that checks its input, and violates the protocol on request; and its queue without a
+//! connection.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 mod comeback;
+mod driver;
 mod loss;
 mod misbehaviour;
 mod paths;
 mod reads;
+mod stream;
+#[path = "../../../drive/tests/suite/mod.rs"]
+mod suite;
 mod target;
 
 use std::time::Duration;
