@@ -196,6 +196,7 @@ fn transfer_kind(error: &Transfer) -> ExceptionKind<'_> {
     match error {
         Transfer::Load(error) => return load_kind(error),
         Transfer::Files(why) => return files_kind(why),
+        Transfer::NoRow { .. } => return ExceptionKind::of("RowError"),
         Transfer::File { path, source, .. } => {
             return ExceptionKind { class: "FileError", system: Some((source, path)) };
         }

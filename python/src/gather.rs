@@ -107,11 +107,6 @@ impl Gatherer {
         &self.device
     }
 
-    /// New memory of this size, which must be written before it is read.
-    pub(crate) fn alloc(&self, bytes: usize) -> Result<Region> {
-        Ok(self.device.gpu.arena_to_fill(bytes.max(1), &[])?)
-    }
-
     /// Writes these rows to memory of this GPU.
     pub(crate) fn gather(&self, rows: &Arc<RowFile>, ids: Vec<u64>, to: Region) -> Result<Region> {
         let need = ids.len().saturating_mul(rows.layout().bytes);

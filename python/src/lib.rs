@@ -16,6 +16,7 @@ mod model;
 mod outcome;
 mod pages;
 mod pool;
+mod rows_on_drive;
 mod table;
 mod tensor;
 mod views;

@@ -73,9 +73,7 @@ impl Model {
         }
         let drive = self.drive().clone();
         let drive = drive.ok_or_else(|| Error::Request("the drive is closed: open it again".into()))?;
-        let route = route.parse().map_err(|why: onehop_transfer::Error| {
-            Error::Request(format!("unknown route '{}': {why}", route.escape_debug()))
-        })?;
+        let route = drive::drive_route(route)?;
         // Tensors are on the requested device.
         let options = onehop_transfer::RouteOptions { route, in_gpu_memory: true, ..Default::default() };
         options.candidates()?;

@@ -285,9 +285,11 @@ impl From<onehop_transfer::Error> for CliError {
                 Self::Usage(format!("--offset {offset}: the file has {bytes} bytes"))
             }
             Transfer::WhichFile(names) => Self::Usage(format!("--path: the map has {names}")),
-            Transfer::NoDrive(_) | Transfer::NoSuchRoute(_) | Transfer::TooManyBlocks { .. } => {
-                Self::Usage(error.to_string())
-            }
+            Transfer::NoDrive(_)
+            | Transfer::NoSuchRoute(_)
+            | Transfer::TooManyBlocks { .. }
+            | Transfer::NoSuchRows(_)
+            | Transfer::NoRow { .. } => Self::Usage(error.to_string()),
             Transfer::NotPossible { what, reason, fix } => Self::NotPossible { what, reason, fix },
             Transfer::NoRoom { bytes, gpu, left } => Self::not_possible(
                 format!("holding {} in the memory of GPU {gpu}", units::bytes(bytes)),
@@ -301,6 +303,7 @@ impl From<onehop_transfer::Error> for CliError {
             Transfer::Cancelled => Self::Interrupted,
             Transfer::Mismatch(why) => Self::Mismatch(why),
             Transfer::Drive(error) => error.into(),
+            Transfer::Array(error) => error.into(),
             Transfer::Sim(error) => Self::Sim(error),
             Transfer::VfioUser(error) => Self::Served(error),
             Transfer::Fabrics(error) => error.into(),

@@ -123,6 +123,12 @@ impl ArrayJob {
         memory: [&Region; 2],
         limit: Duration,
     ) -> Result<Self> {
+        if rows.stride < rows.bytes {
+            let ArrayRows { bytes, stride, .. } = rows;
+            return Err(Error::Launch(format!(
+                "rows of {bytes} bytes every {stride} would overwrite each other"
+            )));
+        }
         Ok(Self::new(ArrayWork::Write(job(rows, items, memory, limit)?), items, memory))
     }
 
@@ -185,10 +191,8 @@ fn job(
 ) -> Result<GatherJob> {
     let refuse = |why: String| Err(Error::Launch(why));
     let ArrayRows { count: all, bytes, stride } = rows;
-    if bytes == 0 || bytes % 4 != 0 || stride % 4 != 0 || stride < bytes {
-        return refuse(format!(
-            "rows of {bytes} bytes every {stride}: multiples of 4 are possible, without overlap"
-        ));
+    if bytes == 0 || bytes % 4 != 0 || stride == 0 || stride % 4 != 0 {
+        return refuse(format!("rows of {bytes} bytes every {stride}: multiples of 4 are possible"));
     }
     if bytes > MAX_ROW_BYTES || all.checked_mul(stride.into()).is_none() {
         return refuse(format!(

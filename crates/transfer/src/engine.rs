@@ -110,12 +110,7 @@ impl Engine {
                 }
             }
         }
-        Err(match (&plan.options.route, tried.pop()) {
-            (RouteRequest::Only(name), Some(last)) => {
-                Error::not_possible(format!("route {name}"), last.reason, last.fix)
-            }
-            (_, last) => Error::NoRoute(tried.into_iter().chain(last).collect()),
-        })
+        Err(no_route(&plan.options.route, tried))
     }
 
     fn attempt(plan: &TransferSetup<'_>, route: Route, mode: GpuMode, bytes: u64) -> Result<(Self, Memory)> {
@@ -313,8 +308,18 @@ pub fn block_bytes(ns: &Namespace) -> u64 {
     ns.format.transfer_bytes(1).unwrap_or(1)
 }
 
+/// The error when none of the tried routes works.
+pub(crate) fn no_route(request: &RouteRequest, mut tried: Vec<BetterRoute>) -> Error {
+    match (request, tried.pop()) {
+        (RouteRequest::Only(name), Some(last)) => {
+            Error::not_possible(format!("route {name}"), last.reason, last.fix)
+        }
+        (_, last) => Error::NoRoute(tried.into_iter().chain(last).collect()),
+    }
+}
+
 /// Turns the error into the reason why a route does not work; returns the error itself if the drive failed.
-fn why_not(route: Route, error: Error) -> Result<BetterRoute> {
+pub(crate) fn why_not(route: Route, error: Error) -> Result<BetterRoute> {
     let route = route.name().to_owned();
     match error {
         Error::NotPossible { reason, fix, .. } => Ok(BetterRoute { route, reason, fix }),

@@ -126,6 +126,34 @@ pub enum Error {
         /// The limit.
         most: u64,
     },
+    /// An array cannot be opened.
+    #[error(transparent)]
+    Array(onehop_array::Error),
+    /// Rows that a drive does not have, or GPU threads cannot read.
+    #[error("{0}")]
+    NoSuchRows(String),
+    /// A table has no such row.
+    #[error("row {id}, which is number {at} in the list, is not one of {count} rows")]
+    NoRow {
+        /// Its place in the list, from 0 on.
+        at: usize,
+        /// The row.
+        id: u64,
+        /// How many there are.
+        count: u64,
+    },
+    /// Rows of a table could not be read.
+    #[error("{failed} of {of} rows could not be read from the drive; the first is row {row}: {why}")]
+    Rows {
+        /// How many.
+        failed: usize,
+        /// How many were requested.
+        of: usize,
+        /// The first of them.
+        row: u64,
+        /// Why.
+        why: onehop_array::ArrayError,
+    },
     /// A defect: memory or queues of another route.
     #[error("{0}")]
     Defect(&'static str),
@@ -195,6 +223,8 @@ impl Error {
             | Self::Offset { .. }
             | Self::TooManyBlocks { .. }
             | Self::WhichFile(_)
+            | Self::NoSuchRows(_)
+            | Self::NoRow { .. }
             | Self::Drive(Drive::NoNamespace { .. } | Drive::Range { .. })
             | Self::Sim(
                 Sim::UnknownOption { .. }
@@ -206,7 +236,10 @@ impl Error {
             | Self::Qtest(onehop_qtest::Error::Spec { .. })
             | Self::Fabrics(onehop_fabrics::Error::Name { .. })
             | Self::Files(Files::WhichPartition(_))
-            | Self::Load(Load::Plan(_)) => ErrorKind::Request,
+            | Self::Load(Load::Plan(_))
+            | Self::Array(onehop_array::Error::Refused(_) | onehop_array::Error::Rows { .. }) => {
+                ErrorKind::Request
+            }
             Self::NotPossible { .. }
             | Self::NoRoute(_)
             | Self::Drive(
@@ -231,7 +264,9 @@ impl Error {
             | Self::VfioUser(_)
             | Self::Fabrics(_)
             | Self::Qtest(_)
-            | Self::Pci(_) => ErrorKind::Drive,
+            | Self::Pci(_)
+            | Self::Array(_)
+            | Self::Rows { .. } => ErrorKind::Drive,
             Self::Gpu(_) | Self::Memory(_) | Self::Load(Load::Gpu(_)) => ErrorKind::Gpu,
             Self::Cancelled | Self::Load(Load::Cancelled) => ErrorKind::Cancelled,
             Self::Mismatch(_) => ErrorKind::Mismatch,
@@ -251,6 +286,16 @@ impl Error {
 
     pub(crate) fn file(call: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::File { call, path: path.display().to_string(), source }
+    }
+}
+
+impl From<onehop_array::Error> for Error {
+    fn from(error: onehop_array::Error) -> Self {
+        match error {
+            onehop_array::Error::Drive(error) => error.into(),
+            onehop_array::Error::Gpu(error) => error.into(),
+            other => Self::Array(other),
+        }
     }
 }
 

@@ -31,7 +31,7 @@ pub struct FileOnDrive {
     /// Notes of the file system's reader, such as that it was not unmounted cleanly.
     pub notes: Vec<String>,
     map: Option<ExtentMap>,
-    blocks: Arc<dyn Blocks>,
+    pub(crate) blocks: Arc<dyn Blocks>,
 }
 
 /// A part of a file in GPU memory.

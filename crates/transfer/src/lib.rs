@@ -9,10 +9,11 @@
 //! 5. [`ModelOnDrive::load`] makes a route ready, fills the arena and returns it with a [`TransferOutcome`].
 //!
 //! [`FileOnDrive::read`] and [`read_blocks`] replace steps 3 to 5 for one file and for a range of blocks. [`Engine`] is one route
-//! made ready, for callers that move blocks themselves. A caller follows and cancels a transfer through [`Progress`].
+//! made ready, for callers that move blocks themselves; [`open_array`] one on which GPU threads do, and [`DriveTable`] rows of a file by it. A caller follows and cancels a transfer through [`Progress`].
 #![forbid(unsafe_code)]
 
 pub mod arena;
+mod array;
 mod chunk;
 pub mod controllers;
 pub mod copy;
@@ -26,9 +27,11 @@ mod options;
 mod outcome;
 mod progress;
 mod route;
+mod table;
 pub mod volume;
 
 pub use arena::Landed;
+pub use array::{RoutedArray, open_array};
 pub use engine::{Chosen, Engine, Memory, TransferSetup, block_bytes};
 pub use error::{Conflict, Error, ErrorKind, Result, was_stopped};
 pub use file::{BlocksRead, FileOnDrive, FileRead, bytes_of, read_blocks, verify_blocks};
@@ -36,4 +39,5 @@ pub use model::{Loaded, ModelOnDrive, ModelPlace, plan_options};
 pub use options::{Mode, RouteOptions};
 pub use outcome::{QueueUse, Recovered, TransferOutcome};
 pub use progress::Progress;
-pub use route::{BetterRoute, Places, Route, RouteRequest, remedy};
+pub use route::{BetterRoute, Places, Route, RouteRequest};
+pub use table::{DriveTable, TableBytes};

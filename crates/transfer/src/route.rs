@@ -167,7 +167,7 @@ impl RouteRequest {
 /// How to fix a route that failed with this error, or nothing if that is unknown; `None` if the drive failed, so that no other
 /// route helps.
 #[must_use]
-pub fn remedy(error: &Error) -> Option<&'static str> {
+pub(crate) fn remedy(error: &Error) -> Option<&'static str> {
     Some(match error {
         Error::Placement { place: "cmb", .. } => {
             "Use a drive with a controller memory buffer (simulated: &cmb=16M)"

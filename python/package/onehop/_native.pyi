@@ -57,7 +57,7 @@ class Tensor:
 
 @final
 class Table:
-    """Rows of equal size in a file, which is mapped."""
+    """Rows of equal size in a file, which is mapped, or on a drive."""
 
     def __new__(
         cls,
@@ -70,7 +70,23 @@ class Table:
         stride: Optional[int],
         device: Optional[str],
     ) -> Table: ...
+    @staticmethod
+    def on_drive(
+        on: Tuple[str, Optional[str], Optional[str], Optional[str], int],
+        layout: Tuple[str, Sequence[int], Optional[int], int, Optional[int]],
+        *,
+        device: Optional[str],
+        tensor: Optional[str],
+        cache_bytes: int,
+        route: str,
+    ) -> Table: ...
     def gather(self, ids: bytes, to: Optional[Tuple[int, int, Any]] = None) -> Tensor: ...
+    def cache(self) -> Optional[Tuple[int, int, int, int]]: ...
+    def close(self) -> None: ...
+    @property
+    def warnings(self) -> List[str]: ...
+    @property
+    def route(self) -> Tuple[str, List[WhyNot]]: ...
     @property
     def rows(self) -> int: ...
     @property

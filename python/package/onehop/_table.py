@@ -1,4 +1,4 @@
-"""Tables larger than the GPU's memory: rows of a file, gathered by their numbers."""
+"""Tables larger than the GPU's memory: rows of a file or a drive, gathered by their numbers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import array
 import json
 import os
 import threading
+import warnings
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import errors
 from ._frameworks import _TORCH_OWN, converter
 from ._native import Model as _Model
 from ._native import Table as _Rows
-from ._native import Tensor
+from ._native import Tensor, WhyNot
 
 if TYPE_CHECKING:
     _TensorFuture = Future[Any]
@@ -22,6 +23,9 @@ else:
 
 #: Background gathers of one table that may run at once.
 _WORKERS = 2
+
+#: GPU memory of a drive's cache.
+_CACHE_BYTES = 256 << 20
 
 #: Dimensions of a row: with those of the list, within NumPy's limit.
 _MOST_DIMENSIONS = 16
@@ -73,6 +77,37 @@ def _numbers(ids: Any) -> Tuple[bytes, Tuple[int, ...]]:
     return numbers.astype(numpy.int64, copy=False).tobytes(), numbers.shape
 
 
+def _on_drive(
+    drive: Optional[str],
+    path: Any,
+    partition: Union[int, str, None],
+    extent_map: Any,
+    nsid: Optional[int],
+    cache_bytes: Optional[int],
+    route: str,
+) -> Optional[_Drive]:
+    """The place on a drive, if there is one."""
+    if drive is None:
+        if not (partition is None and extent_map is None and nsid is None and cache_bytes is None and route == "auto"):
+            raise errors.RequestError("partition, extent_map, nsid, cache_bytes and route are for drive=")
+        return None
+    if path is not None and extent_map is not None:
+        raise errors.RequestError("the file is named by its path or by extent_map=, not by both")
+    if partition is not None and path is None:
+        raise errors.RequestError("partition= is for a path on the drive")
+    if nsid is not None and not 1 <= nsid < 2**32:
+        raise errors.RequestError(f"nsid={nsid}: namespaces count from 1")
+    if cache_bytes is not None and not 0 < cache_bytes < 1 << 63:
+        raise errors.RequestError(f"cache_bytes={cache_bytes}: give the bytes of GPU memory for pages")
+    return _Drive(
+        drive,
+        None if path is None else os.fsdecode(path),
+        None if extent_map is None else os.fsdecode(extent_map),
+        None if partition is None else str(partition),
+        1 if nsid is None else nsid,
+    )
+
+
 class Ticket:
     """Rows that are being gathered: `result()` waits for them."""
 
@@ -93,22 +128,52 @@ class Ticket:
         return self._future.result()
 
 
+class CacheCounts(NamedTuple):
+    """What a table's cache did since it was opened. The counts wrap at 2**32."""
+
+    wanted: int
+    """Pages that gathers looked up."""
+    hits: int
+    """How many of them were in the cache."""
+    reads: int
+    """Pages read from the drive, one command each."""
+    failed_reads: int
+    """Reads that failed."""
+
+
+class _Drive(NamedTuple):
+    """A drive, and where the table is on it."""
+
+    name: str
+    path: Optional[str]
+    extent_map: Optional[str]
+    partition: Optional[str]
+    nsid: int
+
+
 class Table:
     """Rows of equal size in a file, gathered into GPU memory by their numbers.
 
     The file is mapped, so rows come from the page cache; missing ones are read from the disk, page by page.
     Threads copy them into pinned memory, from which the copy engine moves them. Nothing is cached on the GPU.
 
+    With `drive=`, GPU threads read the rows from a drive that onehop drives itself, through a cache in GPU memory.
+
     path, dtype, row: the file, the type of its elements and the shape of a row: Table("t.bin", "F16", (128,)).
     rows: how many there are; by default as many as the file has.
     offset, stride: where the first row begins, and the bytes from the start of a row to that of the next.
     device: "cuda:0", 0, a PCI address, "cpu", or None: GPU 0 where CUDA works, else the CPU's memory.
     framework: the type of returned rows: "torch", "numpy", "cupy", "jax", or None for onehop.Tensor.
+    drive: "0000:0b:00.0", "sim:IMAGE" or another drive as for `load`. `path` is then a path in the drive's own file
+        system; with None, the table is in the file of `extent_map`, or without that begins `offset` bytes after the
+        drive's first. The file must lie on the drive in one piece. partition, extent_map, nsid: as for `load`.
+    cache_bytes: GPU memory for pages of the drive (256 MiB). route: "auto", "gpu/tier3", "gpu/posted", "gpu/tier2" or
+        "gpu/tier1".
     """
 
     def __init__(
         self,
-        path: Union[str, "os.PathLike[str]"],
+        path: Union[str, "os.PathLike[str]", None],
         dtype: Any,
         row: Union[int, Sequence[int]],
         *,
@@ -117,21 +182,57 @@ class Table:
         stride: Optional[int] = None,
         device: Any = None,
         framework: Optional[str] = None,
+        drive: Optional[str] = None,
+        partition: Union[int, str, None] = None,
+        extent_map: Union[str, "os.PathLike[str]", None] = None,
+        nsid: Optional[int] = None,
+        cache_bytes: Optional[int] = None,
+        route: str = "auto",
     ) -> None:
-        from . import _device
-
         if isinstance(row, int):
             row = (row,)
         if len(row) > _MOST_DIMENSIONS:
             raise errors.RequestError(f"a row has {len(row)} dimensions, {_MOST_DIMENSIONS} at most")
-        self._convert = converter(framework)
-        self._framework = framework
         sizes = [*row, offset, 0 if rows is None else rows, 0 if stride is None else stride]
         if any(not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 63 for size in sizes):
             raise errors.RequestError("row, rows, offset and stride must be integers from 0 to 2**63 - 1")
-        self._rows = _Rows(
-            os.fsdecode(path), _dtype(dtype), list(row), rows=rows, offset=offset, stride=stride, device=_device(device)
-        )
+        on = _on_drive(drive, path, partition, extent_map, nsid, cache_bytes, route)
+        layout = (_dtype(dtype), list(row), rows, offset, stride)
+        self._open(path, on, layout, None, device, framework, cache_bytes, route)
+
+    def _open(
+        self,
+        path: Any,
+        on: Optional[_Drive],
+        layout: Tuple[str, Sequence[int], Optional[int], int, Optional[int]],
+        tensor: Optional[str],
+        device: Any,
+        framework: Optional[str],
+        cache_bytes: Optional[int],
+        route: str,
+    ) -> None:
+        from . import _device
+
+        self._convert = converter(framework)
+        self._framework = framework
+        if on is None:
+            if path is None:
+                raise TypeError("None is not a path: a table needs a file, or drive=")
+            dtype, row, rows, offset, stride = layout
+            self._rows = _Rows(
+                os.fsdecode(path), dtype, row, rows=rows, offset=offset, stride=stride, device=_device(device)
+            )
+        else:
+            self._rows = _Rows.on_drive(
+                on,
+                layout,
+                device=_device(device),
+                tensor=tensor,
+                cache_bytes=_CACHE_BYTES if cache_bytes is None else cache_bytes,
+                route=route,
+            )
+        for warning in self._rows.warnings:
+            warnings.warn(warning, RuntimeWarning, stacklevel=3)
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._workers: Optional[ThreadPoolExecutor] = None
@@ -139,13 +240,28 @@ class Table:
     @classmethod
     def from_safetensors(
         cls,
-        path: Union[str, "os.PathLike[str]"],
+        path: Union[str, "os.PathLike[str]", None],
         name: str,
         *,
         device: Any = None,
         framework: Optional[str] = None,
+        drive: Optional[str] = None,
+        partition: Union[int, str, None] = None,
+        extent_map: Union[str, "os.PathLike[str]", None] = None,
+        nsid: Optional[int] = None,
+        cache_bytes: Optional[int] = None,
+        route: str = "auto",
     ) -> Table:
-        """A tensor of a safetensors file: its first dimension counts the rows."""
+        """A tensor of a safetensors file: its first dimension counts the rows. On a drive it may be one of a GGUF file."""
+        on = _on_drive(drive, path, partition, extent_map, nsid, cache_bytes, route)
+        if on is not None:
+            if path is None and extent_map is None:
+                raise errors.RequestError("a tensor needs its file: a path on the drive, or extent_map=")
+            self = cls.__new__(cls)
+            self._open(path, on, ("U8", [], None, 0, None), name, device, framework, cache_bytes, route)
+            return self
+        if path is None:
+            raise TypeError("None is not a path: a table needs a file, or drive=")
         path = os.fsdecode(path)
         # Refuses files that are not sound.
         _Model([path])
@@ -221,6 +337,16 @@ class Table:
             return taken
         return taken.reshape((*shape, *self._rows.row_shape))
 
+    def close(self) -> None:
+        """Closes the drive once no gather uses it; it happens by itself when nothing refers to the table any more."""
+        self._rows.close()
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
     def __len__(self) -> int:
         return self._rows.rows
 
@@ -238,6 +364,22 @@ class Table:
     def device(self) -> str:
         """The device that rows are gathered to."""
         return self._rows.device
+
+    @property
+    def route(self) -> str:
+        """The route of rows: "cpu/cached" for a file; on a drive, one of those on which GPU threads command it."""
+        return self._rows.route[0]
+
+    @property
+    def why_not_better(self) -> List[WhyNot]:
+        """Better routes of the drive, and why they were not possible."""
+        return self._rows.route[1]
+
+    @property
+    def cache(self) -> Optional[CacheCounts]:
+        """What the cache did so far; None for a file, which has none."""
+        counts = self._rows.cache()
+        return None if counts is None else CacheCounts(*counts)
 
     @property
     def nbytes(self) -> int:

@@ -134,6 +134,12 @@ fn an_array_is_attached_to_memory_of_its_gpu_alone() {
     };
     assert_eq!(kernels.run(&nothing(256).unwrap(), 1, Duration::from_secs(1)).unwrap(), Duration::ZERO);
     nothing(2 << 20).unwrap_err();
+    // Rows that overlap can be read, but not written.
+    let overlapping = ArrayRows { stride: 16, ..rows };
+    let two = [&memory, &memory];
+    ArrayJob::read(overlapping, &[], two, Duration::ZERO).unwrap();
+    ArrayJob::write(overlapping, &[], two, Duration::ZERO).unwrap_err();
+    ArrayJob::read(ArrayRows { stride: 0, ..rows }, &[], two, Duration::ZERO).unwrap_err();
     for nothing in [GpuAddr(0), GpuAddr(end), GpuAddr(u64::MAX), memory.addr().plus(2048)] {
         assert!(kernels.attach(nothing).is_err(), "{nothing}");
     }

@@ -44,7 +44,8 @@ pub struct RowLayout {
 
 impl RowLayout {
     /// Where the last one ends; none where the numbers make no sense.
-    fn end(&self) -> Option<u64> {
+    #[must_use]
+    pub fn end(&self) -> Option<u64> {
         let is_row = self.bytes > 0 && self.bytes <= RowFile::MOST_BYTES && self.stride >= self.bytes;
         let last = self.count.checked_sub(1).filter(|_| is_row)?;
         last.checked_mul(self.stride as u64)?.checked_add(self.offset)?.checked_add(self.bytes as u64)

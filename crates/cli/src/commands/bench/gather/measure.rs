@@ -1,5 +1,6 @@
 //! Measures gathers from a table on a drive.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use onehop_bench::Quantiles;
 use onehop_bench::sweep::{DriveTarget, SweepTarget};
 use onehop_drive::Placement;
 use onehop_gpu::{Place, Region};
-use onehop_transfer::{BetterRoute, Route, RouteRequest, remedy};
+use onehop_transfer::{BetterRoute, RouteRequest, RoutedArray, open_array};
 use serde::Serialize;
 
 use super::ids::RowSource;
@@ -116,7 +117,11 @@ impl<'a> GatherTable<'a> {
         route: &RouteRequest,
         stop: &StopFlag,
     ) -> Result<Self> {
-        let (placement, name, why_not_better) = choose(target, gpu, plan, route)?;
+        let drive = target.drive();
+        let whole = (drive, drive.namespace(plan.nsid)?, blocks(target));
+        let one_page = options(plan, Placement::TIER1, plan.page_bytes.into());
+        let RoutedArray { placement, route: name, why_not_better, .. } =
+            open_array(whole, &gpu.gpu, route, &one_page)?;
         let unit = target.unit();
         let size = usize::try_from(target.bytes() / unit * unit).unwrap_or(usize::MAX);
         if size < plan.row_bytes as usize {
@@ -293,50 +298,16 @@ fn open(
     cache: u64,
 ) -> std::result::Result<Array, onehop_array::Error> {
     let drive = target.drive();
-    let options = ArrayOptions {
-        page_bytes: plan.page_bytes,
-        depth: plan.depth,
-        ..ArrayOptions::new(placement, cache)
-    };
-    Array::open(
-        drive,
-        gpu.gpu.clone(),
-        drive.namespace(plan.nsid)?,
-        0..target.bytes() / target.unit(),
-        options,
-    )
+    let ns = drive.namespace(plan.nsid)?;
+    Array::open(drive, gpu.gpu.clone(), ns, blocks(target), options(plan, placement, cache))
 }
 
-/// The first route on which an array can be opened.
-fn choose(
-    target: &DriveTarget,
-    gpu: &Chosen,
-    plan: TablePlan,
-    route: &RouteRequest,
-) -> Result<(Placement, &'static str, Vec<BetterRoute>)> {
-    let mut tried: Vec<BetterRoute> = Vec::new();
-    for candidate in route.candidates()? {
-        let Route::Gpu(placement) = candidate else { continue };
-        let error = match open(target, gpu, plan, placement, plan.page_bytes.into()) {
-            Ok(_) => return Ok((placement, candidate.name(), tried)),
-            Err(onehop_array::Error::Drive(error)) => error,
-            Err(other) => return Err(other.into()),
-        };
-        let Some(fix) = remedy(&error) else { return Err(error.into()) };
-        // Gathers have no CPU routes.
-        let fix = if fix.contains("cpu/") { "" } else { fix };
-        let no = BetterRoute { route: candidate.name().into(), reason: error.to_string(), fix: fix.into() };
-        if !tried.contains(&no) {
-            tried.push(no);
-        }
-    }
-    Err(match (route, tried.pop()) {
-        (_, None) => CliError::Usage("--route: gathers need a gpu/ route".into()),
-        (RouteRequest::Only(name), Some(last)) => {
-            CliError::not_possible(format!("route {name}"), last.reason, last.fix)
-        }
-        (_, Some(last)) => CliError::NoRoute(tried.into_iter().chain([last]).collect()),
-    })
+fn options(plan: TablePlan, placement: Placement, cache: u64) -> ArrayOptions {
+    ArrayOptions { page_bytes: plan.page_bytes, depth: plan.depth, ..ArrayOptions::new(placement, cache) }
+}
+
+fn blocks(target: &DriveTarget) -> Range<u64> {
+    0..target.bytes() / target.unit()
 }
 
 /// A line for each row.

@@ -1,0 +1,142 @@
+//! Rows of a table on a drive, which GPU threads read through a cache in memory that the GPU reaches.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use onehop_array::ArrayStats;
+use onehop_drive::{Drive, Namespace};
+use onehop_gpu::{Emulated, Region};
+use onehop_load::Model;
+use onehop_load::engine::calls::RowLayout;
+use onehop_os::StopSignal;
+use onehop_transfer::{BetterRoute, DriveTable, FileOnDrive, ModelOnDrive, RouteRequest, TableBytes};
+use pyo3::prelude::*;
+
+use crate::device::{self, DeviceSpec, GpuDevice};
+use crate::drive::DriveRequest;
+use crate::error::{Error, Result};
+use crate::table::{TableLayout, TableRequest};
+
+/// Rows of a table on a drive.
+pub(crate) struct DriveRows {
+    /// `None` once it is closed.
+    table: Mutex<Option<Arc<DriveTable>>>,
+    layout: RowLayout,
+    device: GpuDevice,
+    process: u32,
+    /// The route's name.
+    pub route: &'static str,
+    /// Better routes, and why they failed.
+    pub why_not_better: Vec<BetterRoute>,
+    /// Warnings for the drive's user.
+    pub warnings: Vec<String>,
+}
+
+impl DriveRows {
+    /// Opens the drive, and a table on it: the rows of a tensor if it has a name, otherwise those that `wanted`
+    /// describes.
+    pub(crate) fn open(
+        on: &DriveRequest,
+        wanted: TableRequest,
+        tensor: Option<&str>,
+        (cache_bytes, route): (u64, &RouteRequest),
+        device: &DeviceSpec,
+        stop: &StopSignal,
+    ) -> Result<(Self, TableLayout)> {
+        let mut device = device.open()?;
+        if device.cuda.is_none() {
+            // Memory that a drive accesses must not move when this process forks.
+            device = device::emulated(Emulated::new(), device.why);
+        }
+        let (drive, warnings) = on.open(stop)?;
+        let ns = drive.namespace(on.nsid).map_err(onehop_transfer::Error::from)?;
+        let wanted = match tensor {
+            Some(name) => rows_of(&ModelOnDrive::open(&drive, ns, on.place()?)?.model, name)?,
+            None => wanted,
+        };
+        let bytes = table_bytes(&drive, ns, on)?;
+        let layout = wanted.layout(bytes.bytes())?;
+        let table = DriveTable::open((&drive, ns, bytes), layout.layout, &device.gpu, route, cache_bytes)?;
+        let rows = Self {
+            layout: table.layout(),
+            device,
+            process: std::process::id(),
+            route: table.route,
+            why_not_better: table.why_not_better.clone(),
+            warnings,
+            table: Mutex::new(Some(Arc::new(table))),
+        };
+        Ok((rows, layout))
+    }
+
+    pub(crate) fn layout(&self) -> RowLayout {
+        self.layout
+    }
+
+    pub(crate) fn device(&self) -> &GpuDevice {
+        &self.device
+    }
+
+    /// Writes these rows to memory of this GPU.
+    pub(crate) fn gather(&self, ids: &[u64], to: Region) -> Result<Region> {
+        self.table()?.gather(ids, &to)?;
+        Ok(to)
+    }
+
+    /// The cache's statistics.
+    pub(crate) fn stats(&self) -> Result<ArrayStats> {
+        Ok(self.table()?.stats()?)
+    }
+
+    /// Closes it once no gather uses it.
+    pub(crate) fn close(&self) {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(table);
+    }
+
+    fn table(&self) -> Result<Arc<DriveTable>> {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        table.ok_or_else(|| Error::Request("the table is closed: open it again".into()))
+    }
+}
+
+impl Drop for DriveRows {
+    fn drop(&mut self) {
+        let table = self.table.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if std::process::id() != self.process {
+            // Closing it would delete the parent's queue.
+            std::mem::forget(table);
+            return;
+        }
+        // The driver may wait for calls of other threads, which may wait for the interpreter.
+        Python::try_attach(|py| py.detach(|| drop(table)));
+    }
+}
+
+/// The rows of a tensor: its first dimension counts them.
+fn rows_of(model: &Model, name: &str) -> Result<TableRequest> {
+    let found = model.tensors.iter().find(|tensor| tensor.info.name == name);
+    let info = &found.ok_or_else(|| Error::NoTensor(name.into()))?.info;
+    let Some((rows, row)) = info.shape.split_first() else {
+        return Err(Error::Request(format!("the tensor {name:?} has no rows: its shape is ()")));
+    };
+    Ok(TableRequest {
+        dtype: info.dtype,
+        row: row.to_vec(),
+        rows: Some(*rows),
+        offset: info.offset,
+        stride: None,
+    })
+}
+
+/// Finds the file, or takes the whole namespace.
+fn table_bytes(drive: &Drive, ns: &Namespace, on: &DriveRequest) -> Result<TableBytes> {
+    let path = on.paths.first().map(PathBuf::as_path);
+    Ok(match (&on.map, path) {
+        (Some(map), path) => TableBytes::of_file(FileOnDrive::by_map(drive, ns, map, path)?),
+        (None, Some(path)) => {
+            TableBytes::of_file(FileOnDrive::by_file_system(drive, ns, path, on.partition()?)?)
+        }
+        (None, None) => TableBytes::of_drive(drive, ns)?,
+    })
+}
