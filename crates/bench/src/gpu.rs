@@ -113,7 +113,7 @@ impl GpuBench {
     /// When it cannot be compiled.
     pub fn new(gpu: CudaGpu) -> Result<Self> {
         let code = gpu.load_rig()?;
-        let metered = gpu.metered()?;
+        let metered = gpu.instruments()?.metered()?;
         Ok(Self { gpu, metered, code, limit: LIMIT, stop: StopSignal::default() })
     }
 

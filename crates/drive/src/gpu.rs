@@ -226,7 +226,7 @@ impl GpuQueues {
     }
 
     /// As [`read`](Self::read) or [`write`](Self::write), by kernels of the same GPU that measure times
-    /// ([`Gpu::metered`]); they are slower than the others. Returns the time of each job: from when a warp began to
+    /// ([`Instruments::metered`](onehop_gpu::Instruments::metered)); they are slower than the others. Returns the time of each job: from when a warp began to
     /// write its first command's entry (one in flight: rang its doorbell) until its last command's outcome was stored.
     ///
     /// # Errors

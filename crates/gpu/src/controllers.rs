@@ -1,4 +1,4 @@
-//! Memory of resident controllers ([`Gpu::serve`]): descriptors of queue pairs, and a table of mappings.
+//! Memory of resident controllers ([`ControllerHost::serve`]): descriptors of queue pairs, and a table of mappings.
 //!
 //! Both are full of addresses that controllers read and write, so neither gives out its memory. An address is stored
 //! there only after a check that it is GPU memory, which is held until the controllers have ended.
@@ -15,14 +15,36 @@ use std::time::Duration;
 
 use onehop_proto::GpuAddr;
 
-#[allow(unused_imports, reason = "for the links above")]
-use crate::Gpu;
-use crate::{Region, Result};
+use crate::{Region, Resident, Result};
 
 /// Keeps memory from being freed.
 pub type Hold = Arc<dyn Send + Sync>;
 
-/// What [`Gpu::serve`] starts; only [`Pairs::start`] makes one.
+/// A GPU that runs resident controllers.
+///
+/// [`Self::serve`] trusts [`Self::hold`]: a GPU that wraps another one and forwards one of them forwards both.
+pub trait ControllerHost {
+    /// Loads the controllers, which takes a while the first time.
+    ///
+    /// # Errors
+    /// When they cannot be loaded.
+    fn load(&self) -> Result<()> {
+        Ok(())
+    }
+    /// Holds memory whose address a controller is about to get: it is not freed as long as the result lives. On GPUs such
+    /// as the emulated one, where wrong addresses are errors, there is nothing to hold.
+    ///
+    /// # Errors
+    /// When the range is not memory that the GPU reaches.
+    fn hold(&self, what: &'static str, at: GpuAddr, bytes: u64) -> Result<Hold>;
+    /// Starts controllers: a warp for each pair. [`Pairs::start`] calls it.
+    ///
+    /// # Errors
+    /// When they cannot be started.
+    fn serve(&self, serving: Serving) -> Result<Box<dyn Resident>>;
+}
+
+/// What [`ControllerHost::serve`] starts; only [`Pairs::start`] makes one.
 pub struct Serving {
     pub(crate) pairs: GpuAddr,
     pub(crate) count: u32,

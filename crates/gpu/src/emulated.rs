@@ -17,15 +17,15 @@ use onehop_proto::queue::{Memory, Shared};
 use crate::arrays::{EmulatedArrays, ReusedMemory};
 use crate::blocks::InTurn;
 use crate::controllers::emulated::Controllers;
-use crate::controllers::{Hold, Serving};
+use crate::controllers::{ControllerHost, Hold, Serving};
 use crate::copier::{AtOnce, Copier};
 use crate::meeting::Meeting;
 use crate::ranges::{RangeCopier, RangesAtOnce};
 use crate::region::{AddressSpace, DeviceBytes};
 use crate::space::{EmulatedThread, HeldSpace, Space};
 use crate::{
-    ArrayKernels, BlockKernels, Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, PeerMemory, Place,
-    Region, Resident, Result, Running, peek,
+    ArrayKernels, BlockKernels, Doorbells, Error, Gpu, Instruments, KernelJob, KernelQueue, Launch,
+    PeerMemory, Place, Region, Resident, Result, Running, peek,
 };
 
 /// Lanes of an emulated warp.
@@ -261,10 +261,6 @@ impl Gpu for Emulated {
         self.vram.is_some()
     }
 
-    fn metered(&self) -> Result<Arc<dyn Gpu>> {
-        Ok(Arc::new(Self { metered: true, ..self.clone() }))
-    }
-
     fn alloc(&self, place: Place, bytes: usize) -> Result<Region> {
         match &self.vram {
             Some(vram) if place == Place::Vram => {
@@ -308,17 +304,6 @@ impl Gpu for Emulated {
         let bytes = u64::from(regs.size());
         let (base, unmap) = self.space.map_registers(regs);
         Ok(Doorbells::direct((base, bytes), AddressSpace::Model, Arc::new(unmap)))
-    }
-
-    fn peek(&self, registers: &Doorbells, first: u32, count: u32, limit: Duration) -> Result<Vec<u32>> {
-        peek::check(count)?;
-        let first = registers.words(first, count)?;
-        let notes = self.alloc(Place::PinnedHost, PeekNotes::BYTES)?;
-        let (at, limit) = (PeekNotes(notes.addr()), KernelJob::nanos(limit));
-        let read =
-            move |view: &EmulatedThread, _| run_peek(view, |at| view.register(at), (first, count), at, limit);
-        self.start(1, read)?.join()?;
-        peek::values(&notes)
     }
 
     fn prepare(&self, launch: &Launch) -> Result<()> {
@@ -406,6 +391,33 @@ impl Gpu for Emulated {
         Ok(Box::new(threads))
     }
 
+    fn instruments(&self) -> Result<&dyn Instruments> {
+        Ok(self)
+    }
+
+    fn controllers(&self) -> Result<&dyn ControllerHost> {
+        Ok(self)
+    }
+}
+
+impl Instruments for Emulated {
+    fn metered(&self) -> Result<Arc<dyn Gpu>> {
+        Ok(Arc::new(Self { metered: true, ..self.clone() }))
+    }
+
+    fn peek(&self, registers: &Doorbells, first: u32, count: u32, limit: Duration) -> Result<Vec<u32>> {
+        peek::check(count)?;
+        let first = registers.words(first, count)?;
+        let notes = self.alloc(Place::PinnedHost, PeekNotes::BYTES)?;
+        let (at, limit) = (PeekNotes(notes.addr()), KernelJob::nanos(limit));
+        let read =
+            move |view: &EmulatedThread, _| run_peek(view, |at| view.register(at), (first, count), at, limit);
+        self.start(1, read)?.join()?;
+        peek::values(&notes)
+    }
+}
+
+impl ControllerHost for Emulated {
     fn hold(&self, _what: &'static str, _at: GpuAddr, _bytes: u64) -> Result<Hold> {
         Ok(Arc::new(()))
     }

@@ -20,6 +20,7 @@ pub mod cuda;
 mod emulated;
 mod error;
 mod files;
+mod instruments;
 mod jobs;
 mod meeting;
 mod peek;
@@ -31,10 +32,12 @@ mod space;
 mod sums;
 
 pub use arrays::{ArrayJob, ArrayKernels, ArrayRows, ReusedMemory};
+pub use controllers::ControllerHost;
 pub use copier::{Copier, Mark, Rows, copy_rate};
 pub use emulated::{EMULATED_LANES, Emulated};
 pub use error::{Error, Result};
 pub use files::{GpuFile, GpuFiles};
+pub use instruments::Instruments;
 pub use jobs::{BlockJob, BlockKernels};
 pub use peers::{PeerMemory, SharedRegion};
 pub use ranges::{CopyRange, RangeCopier};
@@ -87,7 +90,7 @@ pub trait Running: Send {
     }
 }
 
-/// Running controllers: see [`Gpu::serve`]. Dropping them waits for their end, which their host has to request.
+/// Running controllers: see [`ControllerHost::serve`]. Dropping them waits for their end, which their host has to request.
 pub trait Resident: Send {
     /// Whether one of them has ended, on request or not.
     fn is_over(&self) -> bool;
@@ -115,15 +118,6 @@ pub trait Gpu: Send + Sync {
     /// When there are none for it, or they cannot be loaded.
     fn load_kernels(&self) -> Result<()> {
         Ok(())
-    }
-    /// The same GPU with kernels that take times: `onehop_proto::kernel::times` says where they store them, after the
-    /// outcomes of a job. They are slower, and only whole warps take times.
-    ///
-    /// # Errors
-    /// When there are none for it, or they cannot be loaded.
-    fn metered(&self) -> Result<Arc<dyn Gpu>> {
-        let why = format!("{} has no kernels that take them", self.name());
-        Err(Error::NotSupported { what: "taking times".into(), why })
     }
     /// New memory, zeroed.
     ///
@@ -218,19 +212,6 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When the BAR cannot be registered.
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells>;
-    /// Makes one GPU thread read `count` adjacent registers, at most 16, from the one at `first` on, of those that
-    /// [`Self::map_registers`] mapped; returns their values. The first value of all ones is the last that is read,
-    /// because nothing answered for it. No read starts after `limit`. No route needs this, and lost reads may take the
-    /// device's link down, or the GPU with it: it is for diagnosing them.
-    ///
-    /// # Errors
-    /// When there are no such registers, it cannot be started, the GPU fails, or a read neither ends nor fails: then no
-    /// memory of this GPU is freed before it does.
-    fn peek(&self, registers: &Doorbells, first: u32, count: u32, limit: Duration) -> Result<Vec<u32>> {
-        let _ = (registers, first, count, limit);
-        let why = format!("{} has no kernel for it", self.name());
-        Err(Error::NotSupported { what: "reading registers by the GPU".into(), why })
-    }
     /// Prepares the control memory of a queue that was just created.
     ///
     /// # Errors
@@ -255,32 +236,19 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When it cannot be started.
     fn launch(&self, launch: &Launch, job: &KernelJob) -> Result<Box<dyn Running>>;
-    /// Loads the controllers of [`Self::serve`], which takes a while the first time.
+    /// Its kernels for measurements and diagnosis.
     ///
     /// # Errors
-    /// When there are none for this GPU, or they cannot be loaded.
-    fn load_controllers(&self) -> Result<()> {
-        Ok(())
+    /// When it has none.
+    fn instruments(&self) -> Result<&dyn Instruments> {
+        let why = format!("{} has no kernels for it", self.name());
+        Err(Error::NotSupported { what: "taking times and reading registers".into(), why })
     }
-    /// Holds memory whose address a controller on this GPU is about to get: it is not freed as long as the result
-    /// lives. On GPUs such as the emulated one, where wrong addresses are errors, there is nothing to hold.
-    ///
-    /// [`Self::serve`] trusts it: a GPU that wraps another one and forwards `serve` to it forwards this as well.
+    /// Its resident controllers, for tests and measurements.
     ///
     /// # Errors
-    /// When the range is not memory that the GPU reaches.
-    fn hold(&self, what: &'static str, at: GpuAddr, bytes: u64) -> Result<controllers::Hold> {
-        let _ = (at, bytes);
-        let why = format!("{} gives none to controllers", self.name());
-        Err(Error::NotSupported { what: what.into(), why })
-    }
-    /// Starts resident controllers, for tests and measurements: a warp for each pair. [`controllers::Pairs::start`]
-    /// calls it.
-    ///
-    /// # Errors
-    /// When they cannot be started.
-    fn serve(&self, serving: controllers::Serving) -> Result<Box<dyn Resident>> {
-        drop(serving);
+    /// When it has none.
+    fn controllers(&self) -> Result<&dyn ControllerHost> {
         let why = format!("{} has none", self.name());
         Err(Error::NotSupported { what: "running controllers on the GPU".into(), why })
     }

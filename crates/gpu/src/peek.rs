@@ -26,7 +26,7 @@ mod tests {
 
     use onehop_os::Registers;
 
-    use crate::{Doorbells, Emulated, Error, Gpu, Place};
+    use crate::{Doorbells, Emulated, Error, Gpu, Instruments, Place};
 
     /// Registers that count their reads, and hold their offsets up to `ones`.
     struct CountingRegisters {

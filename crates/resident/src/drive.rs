@@ -38,7 +38,7 @@ pub fn open(spec: &str, gpu: Arc<dyn Gpu>) -> Result<ResidentDrive> {
     let bytes = check(&config)?;
     let faults = faults::translate(&config.faults)?;
     // Now, because creating a queue is limited to an admin command's time.
-    gpu.load_controllers()?;
+    gpu.controllers()?.load()?;
     let table = Arc::new(Mutex::new(Table::new(&gpu, MAPPINGS)?));
     let namespace = gpu.alloc(Place::Vram, bytes as usize)?;
     let page_bytes = 4096 << config.mpsmin;

@@ -3,7 +3,7 @@
 //! 1. [`open`] makes the drive from a specification and a GPU.
 //! 2. [`ResidentDrive::port`] is its controller, for `onehop_drive::Drive::open`.
 //! 3. [`ResidentDrive::sim`] reports the violations that the simulator saw.
-//! 4. [`Gpu::serve`](onehop_gpu::Gpu::serve) runs a warp for each queue pair.
+//! 4. [`ControllerHost::serve`](onehop_gpu::ControllerHost::serve) runs a warp for each queue pair.
 //! 5. [`onehop_gpu::controllers`] keeps queue pairs in the GPU's memory.
 //!
 //! Registers, admin commands, identify data, features and resets are those of `onehop-sim`, on the CPU. Rings and data

@@ -150,7 +150,7 @@ impl DriveTarget {
         if let Some(metered) = self.metered.get() {
             return Ok(metered.clone());
         }
-        let metered = self.gpu.metered()?;
+        let metered = self.gpu.instruments()?.metered()?;
         Ok(self.metered.get_or_init(|| metered).clone())
     }
 

@@ -43,7 +43,7 @@ fn jobs_of_a_gpu_have_their_times() {
     let latency = Duration::from_micros(300);
     let (sim, drive) = open("mem:16M?mdts=3&latency=300us");
     let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
-    let metered = gpu.metered().unwrap();
+    let metered = gpu.instruments().unwrap().metered().unwrap();
     let ns = drive.namespace(1).unwrap();
     for (depth, blocks) in [(1, 8), (8, 8), (8, 256)] {
         let setup = GpuSetup { depth, queues: 2, ..GpuSetup::new(Placement::TIER3) };

@@ -187,7 +187,8 @@ impl Pairs {
             limit: self.common.limit,
             memory: self.memory().into(),
         };
-        state.running = Some(self.gpu.serve(serving).inspect_err(|error| match error {
+        let started = self.gpu.controllers().and_then(|gpu| gpu.serve(serving));
+        state.running = Some(started.inspect_err(|error| match error {
             // A kernel may have started.
             error if error.is_under_way() => state.lost = true,
             _ => table.end_search(),
@@ -299,7 +300,7 @@ impl Pairs {
         // Locked until the warp runs: stopping the controllers meanwhile would release its rings.
         let mut state = self.state();
         for (at, entries, bytes) in rings {
-            let held = self.gpu.hold("a ring", at, u64::from(entries) * bytes as u64)?;
+            let held = self.gpu.controllers()?.hold("a ring", at, u64::from(entries) * bytes as u64)?;
             state.held.push(held);
         }
         let _still = locked(&self.table);

@@ -7,6 +7,7 @@ use onehop_controller::BusMapping;
 use onehop_os::{HostMem, Registers};
 
 use super::*;
+use crate::ControllerHost;
 use crate::copier::Copier;
 use crate::{Doorbells, Emulated, KernelJob, Launch, Running};
 
@@ -69,6 +70,12 @@ impl Gpu for Uncertain {
         self.gpu.launch(launch, job)
     }
 
+    fn controllers(&self) -> Result<&dyn ControllerHost> {
+        Ok(self)
+    }
+}
+
+impl ControllerHost for Uncertain {
     fn hold(&self, _what: &'static str, _at: GpuAddr, _bytes: u64) -> Result<Hold> {
         if let Some(holding) = &self.holding {
             let _ = holding.send(());
@@ -78,7 +85,7 @@ impl Gpu for Uncertain {
     }
 
     fn serve(&self, serving: Serving) -> Result<Box<dyn Resident>> {
-        Ok(Box::new(Controllers(self.gpu.serve(serving)?, self.fails.clone())))
+        Ok(Box::new(Controllers(self.gpu.controllers()?.serve(serving)?, self.fails.clone())))
     }
 }
 

@@ -81,7 +81,7 @@ impl Table {
             let why = format!("{} mappings came and went while queues were served", self.room);
             return Err(Error::Launch(why));
         }
-        let memory = self.gpu.hold("mapped memory", range.target, range.bytes)?;
+        let memory = self.gpu.controllers()?.hold("mapped memory", range.target, range.bytes)?;
         let at = self.used;
         for part in [TARGET, BUS, LENGTH] {
             self.write(at, &range, part)?;

@@ -28,13 +28,13 @@ use super::resident::PersistentKernel;
 use super::rig::{self, RigCode};
 use super::stream::Stream;
 use super::{Device, peek, registers};
-use crate::controllers::Serving;
+use crate::controllers::{ControllerHost, Serving};
 use crate::copier::AtOnce;
 use crate::region::AddressSpace;
 use crate::relay::Activity;
 use crate::{
-    ArrayKernels, BlockKernels, Copier, Doorbells, Error, Gpu, GpuFiles, KernelJob, Launch, PeerMemory,
-    Place, RangeCopier, Region, Resident, Result, Running, SharedRegion,
+    ArrayKernels, BlockKernels, Copier, Doorbells, Error, Gpu, GpuFiles, Instruments, KernelJob, Launch,
+    PeerMemory, Place, RangeCopier, Region, Resident, Result, Running, SharedRegion,
 };
 
 /// All bytes of a memory of any length.
@@ -101,7 +101,7 @@ impl CudaGpu {
     }
 
     /// The same GPU, with its queues served by controllers on another one, across the link between them: what
-    /// [`Gpu::serve`] and [`CudaGpu::start_rig`] start runs there. They reach [`DeviceKind::Plain`] memory of this one,
+    /// [`ControllerHost::serve`] and [`CudaGpu::start_rig`] start runs there. They reach [`DeviceKind::Plain`] memory of this one,
     /// and host memory.
     ///
     /// # Errors
@@ -364,15 +364,6 @@ impl Gpu for CudaGpu {
         self.kernels().map(|_| ())
     }
 
-    fn metered(&self) -> Result<Arc<dyn Gpu>> {
-        let CudaGpuInner { context, device, servant, running, .. } = &*self.0;
-        let code = (Some(onehop_device::METER_PTX.text()), true);
-        // Doorbell relays watch its kernels like ours.
-        let metered = Self::with(context.clone(), device.clone(), code, servant.clone(), running.clone())?;
-        metered.load_kernels()?;
-        Ok(Arc::new(metered))
-    }
-
     fn orders_device_writes(&self, at: GpuAddr) -> Result<()> {
         let CudaGpuInner { context, device, .. } = &*self.0;
         let (visibility, consumer, of) = match owner(context, at.0)? {
@@ -488,10 +479,6 @@ impl Gpu for CudaGpu {
         registers::map(&self.0.context, self.capabilities(), &self.0.running, regs)
     }
 
-    fn peek(&self, registers: &Doorbells, first: u32, count: u32, limit: Duration) -> Result<Vec<u32>> {
-        peek::run(self, registers, (first, count), limit)
-    }
-
     fn prepare(&self, launch: &Launch) -> Result<()> {
         kernels::count(launch)?;
         let held = self.0.context.hold(&kernels::prepared(launch)?)?;
@@ -530,7 +517,32 @@ impl Gpu for CudaGpu {
         Ok(Box::new(Launched { work, exits_at: layout.exits, count, return_memory }))
     }
 
-    fn load_controllers(&self) -> Result<()> {
+    fn instruments(&self) -> Result<&dyn Instruments> {
+        Ok(self)
+    }
+
+    fn controllers(&self) -> Result<&dyn ControllerHost> {
+        Ok(self)
+    }
+}
+
+impl Instruments for CudaGpu {
+    fn metered(&self) -> Result<Arc<dyn Gpu>> {
+        let CudaGpuInner { context, device, servant, running, .. } = &*self.0;
+        let code = (Some(onehop_device::METER_PTX.text()), true);
+        // Doorbell relays watch its kernels like ours.
+        let metered = Self::with(context.clone(), device.clone(), code, servant.clone(), running.clone())?;
+        metered.load_kernels()?;
+        Ok(Arc::new(metered))
+    }
+
+    fn peek(&self, registers: &Doorbells, first: u32, count: u32, limit: Duration) -> Result<Vec<u32>> {
+        peek::run(self, registers, (first, count), limit)
+    }
+}
+
+impl ControllerHost for CudaGpu {
+    fn load(&self) -> Result<()> {
         self.0.copies.marker()?;
         self.rig().map(|_| ())
     }

@@ -12,7 +12,7 @@ use crate::{Doorbells, Error, Gpu, Place, Result, peek};
 
 const WHAT: &str = "the kernel that reads registers";
 
-/// See [`Gpu::peek`].
+/// See [`Instruments::peek`](crate::Instruments::peek).
 pub(super) fn run(
     gpu: &CudaGpu,
     registers: &Doorbells,

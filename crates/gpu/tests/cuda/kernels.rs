@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use onehop_controller::layout::DataCheck;
 use onehop_gpu::cuda::{Arg, Cuda, CudaGpu, Rig, Shape};
-use onehop_gpu::{BlockJob, Doorbells, Emulated, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region};
+use onehop_gpu::{
+    BlockJob, Doorbells, Emulated, Error, Gpu, Instruments, KernelJob, KernelQueue, Launch, Place, Region,
+};
 use onehop_os::{HostMem, MmioWindow, Registers};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::Exit;

@@ -1,6 +1,7 @@
 //! Contexts that a program creates and destroys. The driver crashes if a destroyed one is used, and reuses its handle
 //! for the next one.
 
+use onehop_gpu::ControllerHost;
 use onehop_gpu::cuda::Pointer;
 
 use super::*;

@@ -43,7 +43,7 @@ impl CheckSetup {
             return Ok((StepState::Untested, NO_MEMORY.to_owned(), false));
         }
         let expected = [0, 4, 8].map(|at| regs.read32(offset::CAP + at));
-        let seen = self.gpu.peek(&doorbells, offset::CAP, WORDS.len() as u32, self.timeout)?;
+        let seen = self.gpu.instruments()?.peek(&doorbells, offset::CAP, WORDS.len() as u32, self.timeout)?;
         Ok(judge(expected, &seen))
     }
 
