@@ -15,6 +15,7 @@ mod association;
 mod auth;
 mod connect;
 mod controller;
+mod digest;
 mod discovery;
 mod error;
 mod group;

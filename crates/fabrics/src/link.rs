@@ -15,6 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::ahead::ReadAhead;
 use crate::connect::{STOP_POLL_INTERVAL, left};
+use crate::digest::DigestBuffer;
 use crate::health::LinkHealth;
 use crate::pdu::Digests;
 use crate::queue::{CapsuleQueue, Data, DataPart, QueueEvent, Send, Want};
@@ -28,8 +29,6 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 const STEPS: usize = 32;
 /// How long the receiving thread leaves the connection to a polling thread.
 const YIELD_TIME: Duration = Duration::from_millis(5);
-/// Bytes whose digest is computed at a time.
-const DIGEST_CHUNK: usize = 16 << 10;
 
 /// A thread's wait for an answer.
 #[derive(Default)]
@@ -81,6 +80,7 @@ struct Pending {
 struct LinkState {
     queue: CapsuleQueue,
     ahead: ReadAhead,
+    digests: DigestBuffer,
     pending: Vec<Option<Pending>>,
     ring: Option<RingPair>,
     failed: Option<Error>,
@@ -161,10 +161,11 @@ impl QueueLink {
             eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|e| broken(e.into()))?;
         let queue = CapsuleQueue::new(setup.depth, setup.digests);
         let pending = (0..setup.depth).map(|_| None).collect();
-        let ahead = ReadAhead::new();
+        let (ahead, digests) = (ReadAhead::new(), DigestBuffer::new());
         let state = LinkState {
             queue,
             ahead,
+            digests,
             pending,
             ring: None,
             failed: None,
@@ -339,7 +340,7 @@ impl QueueLink {
     /// Moves received bytes to the queue's destination, and returns their number; `None` when the other side has
     /// closed.
     fn take_in(&self, state: &mut LinkState) -> std::io::Result<usize> {
-        let LinkState { queue, ahead, pending, .. } = state;
+        let LinkState { queue, ahead, digests, pending, .. } = state;
         match queue.want() {
             Want::Bytes(room) => {
                 ahead.expect_header();
@@ -355,15 +356,17 @@ impl QueueLink {
                 let (memory, at) = data_of(pending, &extent).ok_or_else(without)?;
                 let bytes = extent.bytes as usize;
                 ahead.expect(bytes);
-                let count = if ahead.is_empty() {
-                    ahead.receive(&self.stream, memory, at, bytes)?
-                } else {
+                if !ahead.is_empty() {
                     let bytes = ahead.take(bytes);
                     memory.write(at, bytes).map_err(into_io)?;
-                    bytes.len()
-                };
+                    if queue.checks_data() {
+                        queue.check(bytes);
+                    }
+                    return Ok(bytes.len());
+                }
+                let count = ahead.receive(&self.stream, memory, at, bytes)?;
                 if queue.checks_data() {
-                    each_chunk(memory, at, count, |chunk| queue.check(chunk))?;
+                    digests.each(memory, at, count, |chunk| queue.check(chunk))?;
                 }
                 Ok(count)
             }
@@ -384,11 +387,12 @@ impl QueueLink {
                 }
                 Send::Digest(extent) => {
                     let mut crc = 0;
-                    if let Some((memory, at)) = data_of(&state.pending, &extent) {
+                    let LinkState { queue, digests, pending, .. } = state;
+                    if let Some((memory, at)) = data_of(pending, &extent) {
                         let add = |chunk: &[u8]| crc = crc32c::crc32c_append(crc, chunk);
-                        each_chunk(memory, at, extent.bytes as usize, add).map_err(|e| self.broken(e))?;
+                        digests.each(memory, at, extent.bytes as usize, add).map_err(|e| self.broken(e))?;
                     }
-                    state.queue.digest_of_data(crc);
+                    queue.digest_of_data(crc);
                     continue;
                 }
             };
@@ -582,16 +586,6 @@ impl QueueLink {
 fn data_of<'a>(pending: &'a [Option<Pending>], extent: &DataPart) -> Option<(&'a HostMem, usize)> {
     let (memory, at) = pending.get(usize::from(extent.slot))?.as_ref()?.memory.as_ref()?;
     Some((memory, at + extent.offset as usize))
-}
-
-fn each_chunk(memory: &HostMem, at: usize, bytes: usize, mut each: impl FnMut(&[u8])) -> std::io::Result<()> {
-    let mut chunk = [0; DIGEST_CHUNK];
-    for start in (0..bytes).step_by(DIGEST_CHUNK) {
-        let part = &mut chunk[..DIGEST_CHUNK.min(bytes - start)];
-        memory.read(at + start, part).map_err(into_io)?;
-        each(part);
-    }
-    Ok(())
 }
 
 pub(crate) fn into_io(error: onehop_os::Error) -> std::io::Error {
