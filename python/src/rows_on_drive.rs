@@ -8,6 +8,7 @@ use onehop_drive::{Drive, Namespace};
 use onehop_gpu::{Emulated, Region};
 use onehop_load::Model;
 use onehop_load::engine::calls::RowLayout;
+use onehop_load::model::Tensor;
 use onehop_os::StopSignal;
 use onehop_transfer::{BetterRoute, DriveTable, FileOnDrive, ModelOnDrive, RouteRequest, TableBytes};
 use pyo3::prelude::*;
@@ -16,6 +17,12 @@ use crate::device::{self, DeviceSpec, GpuDevice};
 use crate::drive::DriveRequest;
 use crate::error::{Error, Result};
 use crate::table::{TableLayout, TableRequest};
+
+/// The rows of a table: described, or those of a tensor of this name.
+pub(crate) enum TableWanted {
+    Rows(TableRequest),
+    Tensor(String),
+}
 
 /// Rows of a table on a drive.
 pub(crate) struct DriveRows {
@@ -33,16 +40,17 @@ pub(crate) struct DriveRows {
 }
 
 impl DriveRows {
-    /// Opens the drive, and a table on it: the rows of a tensor if it has a name, otherwise those that `wanted`
-    /// describes.
+    /// Opens the drive, and a table on it.
     pub(crate) fn open(
         on: &DriveRequest,
-        wanted: TableRequest,
-        tensor: Option<&str>,
+        wanted: TableWanted,
         (cache_bytes, route): (u64, &RouteRequest),
         device: &DeviceSpec,
         stop: &StopSignal,
     ) -> Result<(Self, TableLayout)> {
+        // What is wrong with the request is found before the drive is taken from its other users.
+        let place = on.place()?;
+        route.by_gpu()?;
         let mut device = device.open()?;
         if device.cuda.is_none() {
             // Memory that a drive accesses must not move when this process forks.
@@ -50,11 +58,14 @@ impl DriveRows {
         }
         let (drive, warnings) = on.open(stop)?;
         let ns = drive.namespace(on.nsid).map_err(onehop_transfer::Error::from)?;
-        let wanted = match tensor {
-            Some(name) => rows_of(&ModelOnDrive::open(&drive, ns, on.place()?)?.model, name)?,
-            None => wanted,
+        let (bytes, wanted) = match wanted {
+            TableWanted::Rows(rows) => (table_bytes(&drive, ns, on)?, rows),
+            TableWanted::Tensor(name) => {
+                let model = ModelOnDrive::open(&drive, ns, place)?;
+                let (file, rows) = rows_of(&model.model, &name)?;
+                (TableBytes::of_model(&model, file)?, rows)
+            }
         };
-        let bytes = table_bytes(&drive, ns, on)?;
         let layout = wanted.layout(bytes.bytes())?;
         let table = DriveTable::open((&drive, ns, bytes), layout.layout, &device.gpu, route, cache_bytes)?;
         let rows = Self {
@@ -83,7 +94,7 @@ impl DriveRows {
         Ok(to)
     }
 
-    /// The cache's statistics.
+    /// The cache's statistics. What it drops may be the last of a closed table.
     pub(crate) fn stats(&self) -> Result<ArrayStats> {
         Ok(self.table()?.stats()?)
     }
@@ -113,20 +124,15 @@ impl Drop for DriveRows {
     }
 }
 
-/// The rows of a tensor: its first dimension counts them.
-fn rows_of(model: &Model, name: &str) -> Result<TableRequest> {
+/// The rows of a tensor, whose first dimension counts them, and the index of its file.
+fn rows_of(model: &Model, name: &str) -> Result<(usize, TableRequest)> {
     let found = model.tensors.iter().find(|tensor| tensor.info.name == name);
-    let info = &found.ok_or_else(|| Error::NoTensor(name.into()))?.info;
+    let Tensor { info, file } = found.ok_or_else(|| Error::NoTensor(name.into()))?;
     let Some((rows, row)) = info.shape.split_first() else {
         return Err(Error::Request(format!("the tensor {name:?} has no rows: its shape is ()")));
     };
-    Ok(TableRequest {
-        dtype: info.dtype,
-        row: row.to_vec(),
-        rows: Some(*rows),
-        offset: info.offset,
-        stride: None,
-    })
+    let (row, rows) = (row.to_vec(), Some(*rows));
+    Ok((*file, TableRequest { dtype: info.dtype, row, rows, offset: info.offset, stride: None }))
 }
 
 /// Finds the file, or takes the whole namespace.

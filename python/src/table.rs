@@ -16,7 +16,7 @@ use crate::dtype::{data_type, is_packed};
 use crate::error::{Error, Result};
 use crate::gather::Gatherer;
 use crate::outcome::WhyNot;
-use crate::rows_on_drive::DriveRows;
+use crate::rows_on_drive::{DriveRows, TableWanted};
 use crate::tensor::{Tensor, packed_strides};
 
 /// Rows of equal size in a file, which is mapped, or on a drive.
@@ -61,6 +61,14 @@ impl RowSource {
             Self::Drive(rows) => rows.gather(&ids, to),
         }
     }
+}
+
+/// From Python: the name of a tensor, or rows: their type and shape, how many, the first one's offset, and their
+/// distance.
+#[derive(FromPyObject)]
+enum RowsOrTensor {
+    Tensor(String),
+    Rows(String, Vec<u64>, Option<u64>, u64, Option<usize>),
 }
 
 /// The requested rows.
@@ -189,26 +197,29 @@ impl RowTable {
     }
 
     /// Opens a table on a drive that onehop drives itself: in a file of its own file system or of an extent map, or
-    /// without either from the drive's first byte on. `tensor` names one of a model's, which has its own layout.
+    /// without either from the drive's first byte on. `rows` describes the rows, or names a tensor.
     #[staticmethod]
-    #[pyo3(signature = (on, layout, *, device, tensor, cache_bytes, route))]
+    #[pyo3(signature = (on, rows, *, device, cache_bytes, route))]
     fn on_drive(
         py: Python<'_>,
         on: (String, Option<PathBuf>, Option<PathBuf>, Option<String>, u32),
-        layout: (String, Vec<u64>, Option<u64>, u64, Option<usize>),
+        rows: RowsOrTensor,
         device: Option<&str>,
-        tensor: Option<String>,
         cache_bytes: u64,
         route: &str,
     ) -> PyResult<Self> {
-        let (dtype, row, rows, offset, stride) = layout;
-        let (device, wanted) =
-            (DeviceSpec::parse(device)?, TableRequest::new(&dtype, row, rows, offset, stride)?);
+        let device = DeviceSpec::parse(device)?;
+        let wanted = match rows {
+            RowsOrTensor::Tensor(name) => TableWanted::Tensor(name),
+            RowsOrTensor::Rows(dtype, row, rows, offset, stride) => {
+                TableWanted::Rows(TableRequest::new(&dtype, row, rows, offset, stride)?)
+            }
+        };
         let route = drive_route(route)?;
         let (drive, path, map, partition, nsid) = on;
         let on = DriveRequest { drive, paths: path.into_iter().collect(), map, partition, nsid };
         let (rows, table) = open_interruptibly(py, move |stop| {
-            DriveRows::open(&on, wanted, tensor.as_deref(), (cache_bytes, &route), &device, stop)
+            DriveRows::open(&on, wanted, (cache_bytes, &route), &device, stop)
         })?;
         let TableLayout { dtype, row, .. } = table;
         Ok(Self { source: RowSource::Drive(Box::new(rows)), dtype, row, process: std::process::id() })
@@ -245,10 +256,10 @@ impl RowTable {
 
     /// Counts of the cache: pages that gathers wanted, how many of them were there, pages read, and failed reads. They
     /// wrap at 2**32.
-    fn cache(&self) -> Result<Option<(u32, u32, u32, u32)>> {
+    fn cache(&self, py: Python<'_>) -> Result<Option<(u32, u32, u32, u32)>> {
         let RowSource::Drive(rows) = &self.source else { return Ok(None) };
         self.check_process()?;
-        let ArrayStats { wanted, hits, reads, failed_reads, .. } = rows.stats()?;
+        let ArrayStats { wanted, hits, reads, failed_reads, .. } = py.detach(|| rows.stats())?;
         Ok(Some((wanted, hits, reads, failed_reads)))
     }
 

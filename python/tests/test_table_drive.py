@@ -1,5 +1,6 @@
 """Tables on a drive that onehop drives itself: a simulated one, and one of a vfio-user server."""
 
+import json
 import os
 import signal
 import subprocess
@@ -104,6 +105,7 @@ def test_files_and_tensors_of_a_file_system(tmp_path):
         "holes": holes,
         "model": lambda path: save_file(tensors, path),
         "empty": lambda path: path.touch(),
+        "hole": lambda path: os.truncate(os.open(path, os.O_WRONLY | os.O_CREAT), 1 << 20),
     }
     drive = f"sim:{make_image(tmp_path, files)}"
     # mke2fs puts metadata between the parts of a file: rows that lie across are read by the CPU.
@@ -123,6 +125,8 @@ def test_files_and_tensors_of_a_file_system(tmp_path):
             onehop.Table.from_safetensors("/model", name, **on)
     with pytest.raises(errors.RequestError, match="no row of 264"):
         open_table(drive, path="/empty")
+    with pytest.raises(errors.RequestError, match="no block"):
+        open_table(drive, path="/hole")
     with pytest.raises(errors.MissingFileError):
         open_table(drive, path="/missing")
     with pytest.raises(errors.FormatError):
@@ -152,7 +156,7 @@ def test_threads_and_tickets(raw):
     assert not wrong and all(same(table.wait(ticket, 60), rows[ids]) for ids, ticket in zip(lists, tickets))
 
 
-def test_faults_are_told(raw):
+def test_failed_rows_are_named(raw):
     drive, rows = raw
     table = open_table(f"{drive}?fault=media@lba=600-600", rows=ROWS)
     good = RNG.integers(2000, ROWS, 100)
@@ -186,6 +190,7 @@ def test_impossible_tables(raw, tmp_path):
         (errors.RequestError, {"stride": 266}),
         (errors.RequestError, {"offset": 2}),
         (errors.RequestError, {"route": "cpu/direct"}),
+        (errors.RequestError, {"route": "cpu/cached"}),
         (errors.RequestError, {"route": "gpu/tier9"}),
         (errors.RequestError, {"nsid": 0}),
         (errors.RequestError, {"nsid": 7}),
@@ -193,7 +198,8 @@ def test_impossible_tables(raw, tmp_path):
         (errors.RequestError, {"cache_bytes": 100}),
         (errors.RequestError, {"cache_bytes": 1 << 50}),
         (errors.RequestError, {"partition": 1}),
-        (errors.RequestError, {"path": "/a", "extent_map": "b"}),
+        (errors.RequestError, {"path": "/a", "extent_map": "b", "partition": 1}),
+        (errors.FileError, {"path": "/a", "extent_map": tmp_path / "nosuch"}),
         (errors.FormatError, {"path": "/a"}),
         (errors.RequestError, {"path": "/a", "partition": 1}),
         (errors.FileError, {"extent_map": tmp_path / "nosuch"}),
@@ -241,6 +247,38 @@ def test_a_child_leaves_its_parents_drive_alone(raw):
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert same(table.gather(range(2000)), rows[:2000])
+
+
+@needs_image
+def test_a_tensor_of_the_second_file_of_a_model(tmp_path):
+    tables = [random_rows(2000, 66), random_rows(2000, 66)]
+    index = {"weight_map": {"first": "a.safetensors", "second": "b.safetensors"}}
+    files = {
+        "a.safetensors": lambda path: save_file({"first": tables[0]}, path),
+        "b.safetensors": lambda path: save_file({"second": tables[1]}, path),
+        "model.safetensors.index.json": lambda path: path.write_text(json.dumps(index)),
+    }
+    drive = f"sim:{make_image(tmp_path, files)}"
+    for name, table in zip(index["weight_map"], tables):
+        with onehop.Table.from_safetensors(
+            "/model.safetensors.index.json", name, drive=drive, device="cpu", framework="numpy"
+        ) as opened:
+            assert same(opened.gather(range(2000)), table)
+
+
+@needs_image
+@pytest.mark.skipif(ONEHOP is None, reason="no onehop")
+def test_files_of_an_extent_map(tmp_path):
+    rows = [random_rows(3000), random_rows(2000)]
+    files = {"one": lambda path: path.write_bytes(rows[0]), "two": lambda path: path.write_bytes(rows[1])}
+    image = make_image(tmp_path, files)
+    maps = tmp_path / "both.map"
+    subprocess.run([ONEHOP, "map", "-d", f"sim:{image}", "--path", "/one", "--path", "/two", "--out", str(maps)], check=True)
+    for name, table in zip(files, rows):
+        with open_table(f"sim:{image}", path=f"/{name}", extent_map=maps) as opened:
+            assert same(opened.gather(range(len(table))), table)
+    with pytest.raises(errors.RequestError, match="name one of them"):
+        open_table(f"sim:{image}", extent_map=maps)
 
 
 @needs_server

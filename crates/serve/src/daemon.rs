@@ -32,6 +32,7 @@ use crate::leftovers::remove_leftovers;
 use crate::lock;
 use crate::locks::Locks;
 use crate::memory::write_memory;
+use crate::nameless::NamelessOpens;
 use crate::opens::Opens;
 use crate::persons::{Persons, SUBUIDS};
 use crate::predecessor::{source, unmount_stale};
@@ -140,6 +141,7 @@ pub(crate) struct DaemonShared {
     pub persons: Persons,
     pub table: LinkTable,
     pub opens: Opens,
+    pub nameless: NamelessOpens,
     pub workers: Workers,
     /// Ring transfers to and from host memory that cannot be done at once.
     pub ring_reads: ThreadPool<QueuedTransfers>,
@@ -195,6 +197,7 @@ impl DaemonShared {
             options,
             table: LinkTable::new(most_programs, &persons),
             opens: Opens::new(most_open, &persons),
+            nameless: NamelessOpens::default(),
             workers: Workers::default(),
             ring_reads: ThreadPool::new(&starter),
             ring_writes: ThreadPool::new(&starter),

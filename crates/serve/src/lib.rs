@@ -30,6 +30,7 @@ mod io;
 mod leftovers;
 mod locks;
 mod memory;
+mod nameless;
 mod opens;
 mod persons;
 mod predecessor;

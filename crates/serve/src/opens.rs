@@ -1,6 +1,6 @@
 //! Files that programs have open through the mount. A ring may use a file only while its user has it open.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -18,9 +18,6 @@ use crate::{lock, read, write};
 /// Lock turns of a person. With one for each mount below the folder, a person with files in many hung mounts would
 /// block all threads.
 const LOCK_TURNS: usize = 8;
-
-/// Threads that were refused a file without a name, for each file.
-const REFUSED_THREADS: usize = 64;
 
 /// Assigns lock turns: the first mounts in which files are opened get one each, and the others share these.
 #[derive(Default)]
@@ -154,8 +151,6 @@ struct InodeOpens {
     kinds: BTreeMap<OpenKind, ByHandle>,
     /// See [`Open::note_cached`]. An open of a file that nobody has open makes the kernel drop its pages.
     cached: Arc<AtomicBool>,
-    /// See [`Opens::reopens`].
-    refused: VecDeque<u32>,
 }
 
 /// Why a ring may not use a file.
@@ -269,27 +264,6 @@ impl Opens {
         self.shares.put_back(uid, 1);
     }
 
-    /// Whether a thread that opens a file without a name opens one that is open: through `/proc`, as its name is gone.
-    /// A thread that comes for the first time may have used a name that the kernel has cached. It is refused, looks the
-    /// name up again, and comes back only if it has not used one.
-    pub fn reopens(&self, inode: u64, thread: u32) -> bool {
-        let mut all = write(&self.by_inode);
-        let Some(InodeOpens { refused, .. }) = all.get_mut(&inode) else { return false };
-        // All threads that are not visible from here have this number.
-        if thread == 0 {
-            return true;
-        }
-        if let Some(place) = refused.iter().position(|other| *other == thread) {
-            refused.remove(place);
-            return true;
-        }
-        if refused.len() == REFUSED_THREADS {
-            refused.pop_front();
-        }
-        refused.push_back(thread);
-        false
-    }
-
     /// An open file that a user's ring may read or write. Synchronous ones are preferred.
     pub fn find(&self, inode: u64, uid: u32, reads: bool) -> Result<Arc<Open>, NotOpen> {
         let all = read(&self.by_inode);
@@ -390,20 +364,6 @@ mod tests {
         drop(opens.close(runs));
         assert_eq!(opens.find(7, 1000, false).err(), Some(NotOpen::Closed));
         assert!(opens.find(7, u32::MAX, true).is_ok() && opens.find(7, 0, true).is_ok());
-    }
-
-    #[test]
-    fn files_without_names_are_opened_at_the_second_attempt() {
-        let opens = Opens::new(8, &Persons::default());
-        assert_eq!([1, 1, 0].map(|thread| opens.reopens(7, thread)), [false; 3], "nobody has it open");
-        let handle = opens.add(7, 1000, OpenMode::default(), null());
-        let both = [1, 2, 2, 1, 1].map(|thread| opens.reopens(7, thread));
-        assert_eq!(both, [false, false, true, true, false]);
-        assert!(opens.reopens(7, 0));
-        assert!((2..1000).all(|thread| !opens.reopens(7, thread)) && opens.reopens(7, 999));
-        assert!(!opens.reopens(7, 1), "too long ago");
-        drop(opens.close(handle));
-        assert!(!opens.reopens(7, 1));
     }
 
     #[test]

@@ -8,8 +8,8 @@ use onehop_drive::{Drive, Namespace, Placement};
 use onehop_gpu::Gpu;
 
 use crate::engine::{no_route, why_not};
-use crate::error::{Error, Result};
-use crate::route::{BetterRoute, Route, RouteRequest};
+use crate::error::Result;
+use crate::route::{BetterRoute, MOVE_LESS, RouteRequest};
 
 /// An open array, and its route.
 pub struct RoutedArray {
@@ -23,8 +23,7 @@ pub struct RoutedArray {
     pub why_not_better: Vec<BetterRoute>,
 }
 
-/// Opens blocks of a drive as an array by the requested route, or the best that works. `options` are without a
-/// placement: the route has it.
+/// Opens blocks of a drive as an array by the requested route, or the best that works. The route sets the placement.
 ///
 /// # Errors
 /// When the CPU commands the drive on the requested route, the sizes are invalid, no route works, or the drive fails.
@@ -35,8 +34,7 @@ pub fn open_array(
     options: &ArrayOptions,
 ) -> Result<RoutedArray> {
     let mut tried = Vec::new();
-    for route in request.candidates()? {
-        let Route::Gpu(placement) = route else { continue };
+    for (route, placement) in request.by_gpu()? {
         let options = ArrayOptions { placement, ..options.clone() };
         match Array::open(drive, gpu.clone(), ns, blocks.clone(), options) {
             Ok(array) => {
@@ -44,19 +42,18 @@ pub fn open_array(
             }
             Err(error) => {
                 let mut no = why_not(route, error.into())?;
-                // Arrays have no such routes.
-                if no.fix.contains("cpu/") {
-                    no.fix.clear();
-                }
+                no.fix = match no.fix.as_str() {
+                    MOVE_LESS => "Use a smaller cache".into(),
+                    // Arrays have no such routes.
+                    fix if fix.contains("cpu/") => String::new(),
+                    _ => no.fix,
+                };
                 // Two placements of one route may fail for the same reason.
                 if !tried.contains(&no) {
                     tried.push(no);
                 }
             }
         }
-    }
-    if tried.is_empty() {
-        return Err(Error::NoSuchRoute("arrays need a gpu/ route".into()));
     }
     Err(no_route(request, tried))
 }

@@ -327,7 +327,7 @@ pub(crate) fn left_words(left: Option<u64>) -> String {
 }
 
 fn list(tried: &[BetterRoute]) -> String {
-    let each = |no: &BetterRoute| format!("{} ({}; {})", no.route, no.reason, no.fix);
+    let each = |no: &BetterRoute| format!("{} ({})", no.route, no.why("; "));
     tried.iter().map(each).collect::<Vec<_>>().join(", ")
 }
 

@@ -8,8 +8,9 @@
 //! 4. [`ModelOnDrive::plan`] decides what is read, and where each tensor lies in one arena.
 //! 5. [`ModelOnDrive::load`] makes a route ready, fills the arena and returns it with a [`TransferOutcome`].
 //!
-//! [`FileOnDrive::read`] and [`read_blocks`] replace steps 3 to 5 for one file and for a range of blocks. [`Engine`] is one route
-//! made ready, for callers that move blocks themselves; [`open_array`] one on which GPU threads do, and [`DriveTable`] rows of a file by it. A caller follows and cancels a transfer through [`Progress`].
+//! [`FileOnDrive::read`] and [`read_blocks`] replace steps 3 to 5 for one file and for a range of blocks. [`Engine`] is
+//! one route made ready, for callers that move blocks themselves. [`open_array`] gives blocks to GPU threads as memory,
+//! and a [`DriveTable`] gathers rows of a file in this way. A caller follows and cancels a transfer through [`Progress`].
 #![forbid(unsafe_code)]
 
 pub mod arena;

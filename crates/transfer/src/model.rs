@@ -38,7 +38,7 @@ pub struct ModelOnDrive {
     /// How its files were found, in words.
     pub found_by: String,
     maps: Vec<ExtentMap>,
-    blocks: Arc<dyn Blocks>,
+    pub(crate) blocks: Arc<dyn Blocks>,
 }
 
 /// Tensors in GPU memory, and how they got there.

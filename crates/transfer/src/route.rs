@@ -162,6 +162,26 @@ impl RouteRequest {
             }
         }
     }
+
+    /// The routes to try on which GPU threads command the drive, and their placements.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn by_gpu(&self) -> Result<Vec<(Route, Placement)>, Failure> {
+        let by_gpu = |route: Route| match route {
+            Route::Gpu(placement) => Some((route, placement)),
+            _ => None,
+        };
+        let routes: Vec<_> = match self {
+            Self::NotHere(..) => Vec::new(),
+            _ => self.candidates()?.into_iter().filter_map(by_gpu).collect(),
+        };
+        if routes.is_empty() {
+            let why = format!("GPU threads read rows by a gpu/ route, not by {}", self.name());
+            return Err(Failure::NoSuchRoute(why));
+        }
+        Ok(routes)
+    }
 }
 
 /// How to fix a route that failed with this error, or nothing if that is unknown; `None` if the drive failed, so that no other

@@ -12,12 +12,17 @@ use crate::array::{RoutedArray, open_array};
 use crate::engine::block_bytes;
 use crate::error::{Error, Result};
 use crate::file::FileOnDrive;
+use crate::model::ModelOnDrive;
 use crate::route::{BetterRoute, RouteRequest};
 use crate::volume;
 
 /// Bytes of a page of the cache, unless the drive's blocks are larger. Rows longer than a page take several commands.
 const LEAST_PAGE: u64 = 4096;
 const MOST_PAGE: u64 = 1 << 16;
+
+/// Rows that one kernel gathers, and their bytes: its time and its memory are limited.
+const MOST_ROWS: usize = 1 << 18;
+const MOST_BYTES: usize = 1 << 30;
 
 /// The distance of the rows that GPU threads know: all rows of a table begin at a multiple of one of these, wherever on
 /// the drive they are. Kernels copy by 16 bytes where they can.
@@ -47,6 +52,19 @@ impl TableBytes {
     pub fn of_file(file: FileOnDrive) -> Self {
         let FileOnDrive { extents, blocks, bytes, .. } = file;
         Self { extents, blocks, bytes }
+    }
+
+    /// The bytes of a model's file, by its index in [`Model::files`](onehop_load::Model::files).
+    ///
+    /// # Errors
+    /// When the model has no such file.
+    pub fn of_model(model: &ModelOnDrive, file: usize) -> Result<Self> {
+        let source = model.model.files.get(file);
+        let Some((source, extents)) = source.and_then(|source| Some((source, source.extents()?))) else {
+            return Err(Error::Defect("a tensor of a file that the model does not have"));
+        };
+        let (extents, blocks) = (extents.to_vec(), model.blocks.clone());
+        Ok(Self { extents, blocks, bytes: source.bytes() })
     }
 
     /// How many there are.
@@ -117,13 +135,19 @@ impl DriveTable {
         cache_bytes: u64,
     ) -> Result<Self> {
         let RowLayout { offset, bytes, stride, count } = layout;
+        if count == 0 {
+            return Err(Error::NoSuchRows("a table has at least one row".into()));
+        }
         if layout.end().is_none_or(|end| end > place.bytes) {
             return Err(Error::NoSuchRows(format!(
                 "{count} rows of {bytes} bytes, one every {stride} from byte {offset} on, do not fit into {} bytes",
                 place.bytes
             )));
         }
-        let (Some((first, last)), Some(unit)) = (place.span(), place.unit(&layout)) else {
+        let Some((first, last)) = place.span() else {
+            return Err(Error::NoSuchRows("no block of the drive holds bytes of the file".into()));
+        };
+        let Some(unit) = place.unit(&layout) else {
             return Err(Error::NoSuchRows(format!(
                 "GPU threads read words of 4 bytes, and rows of {bytes} bytes, one every {stride} from byte {offset} on, do \
                  not all consist of them"
@@ -145,41 +169,49 @@ impl DriveTable {
         self.layout
     }
 
-    /// Gathers rows into `out`, in the order of `ids`. Rows that the drive does not have in one piece, because a file's
-    /// extent ends within them or they are in a hole, are read by the CPU.
+    /// Gathers rows into `out`, in the order of `ids`. Rows that the drive does not have in one extent are read by the
+    /// CPU.
     ///
     /// # Errors
     /// [`Error::NoRow`] before anything is written; when rows cannot be read, `out` is too short, or the kernel failed.
     pub fn gather(&self, ids: &[u64], out: &Region) -> Result<()> {
-        let RowLayout { offset, bytes, stride, count } = self.layout;
+        let RowLayout { bytes, count, .. } = self.layout;
         if let Some((at, id)) = ids.iter().enumerate().find(|(_, id)| **id >= count) {
             return Err(Error::NoRow { at, id: *id, count });
         }
-        let byte = |id: u64| offset + id * stride as u64;
-        let mut apart = Vec::new();
-        // A row for the places of those that are read by the CPU.
-        let mut any = None;
-        let mut units = Vec::with_capacity(ids.len());
-        for (to, id) in ids.iter().enumerate() {
-            let unit = self.place.on_drive(byte(*id), bytes as u64).map(|at| (at - self.start) / self.unit);
-            if unit.is_none() {
-                apart.push(to);
-            }
-            any = any.or(unit);
-            units.push(unit);
+        let most = (MOST_BYTES / bytes).clamp(1, MOST_ROWS);
+        for (ids, first) in ids.chunks(most).zip((0..).step_by(most)) {
+            self.gather_some(ids, &out.slice(first * bytes..(first + ids.len()) * bytes)?)?;
         }
-        if let Some(any) = any {
-            let units: Vec<_> = units.iter().map(|unit| unit.unwrap_or(any)).collect();
-            let moved = self.array.gather(self.array.rows(bytes as u32, self.unit as u32), &units, out)?;
-            if let Some((place, why)) = moved.failed.first() {
-                // If the drive is gone, this says why.
-                self.array.check()?;
-                let row = ids.get(*place).copied().unwrap_or_default();
-                return Err(Error::Rows { failed: moved.failed.len(), of: ids.len(), row, why: *why });
+        Ok(())
+    }
+
+    fn gather_some(&self, ids: &[u64], out: &Region) -> Result<()> {
+        let RowLayout { offset, bytes, stride, .. } = self.layout;
+        let byte = |id: u64| offset + id * stride as u64;
+        let mut by_cpu = Vec::new();
+        // The kernel's rows. At the places of those that the CPU reads, it writes another one.
+        let mut rows = Vec::with_capacity(ids.len());
+        for (to, id) in ids.iter().enumerate() {
+            match self.place.on_drive(byte(*id), bytes as u64) {
+                Some(at) => rows.push((at - self.start) / self.unit),
+                None => {
+                    by_cpu.push(to);
+                    rows.push(rows.last().copied().unwrap_or(0));
+                }
             }
+        }
+        let moved = self.array.gather(self.array.rows(bytes as u32, self.unit as u32), &rows, out)?;
+        let mut failed = moved.failed;
+        failed.retain(|(place, _)| by_cpu.binary_search(place).is_err());
+        if let Some((place, why)) = failed.first() {
+            // If the drive is gone, this says why.
+            self.array.check()?;
+            let row = ids.get(*place).copied().unwrap_or_default();
+            return Err(Error::Rows { failed: failed.len(), of: ids.len(), row, why: *why });
         }
         let mut row = vec![0; bytes];
-        for to in apart {
+        for to in by_cpu {
             let at = byte(ids.get(to).copied().unwrap_or_default());
             let read = read_extents(&*self.place.blocks, &self.place.extents, at, &mut row)?;
             if read < bytes {

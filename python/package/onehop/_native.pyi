@@ -73,10 +73,9 @@ class Table:
     @staticmethod
     def on_drive(
         on: Tuple[str, Optional[str], Optional[str], Optional[str], int],
-        layout: Tuple[str, Sequence[int], Optional[int], int, Optional[int]],
+        rows: Union[str, Tuple[str, Sequence[int], Optional[int], int, Optional[int]]],
         *,
         device: Optional[str],
-        tensor: Optional[str],
         cache_bytes: int,
         route: str,
     ) -> Table: ...

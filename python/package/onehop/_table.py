@@ -91,10 +91,8 @@ def _on_drive(
         if not (partition is None and extent_map is None and nsid is None and cache_bytes is None and route == "auto"):
             raise errors.RequestError("partition, extent_map, nsid, cache_bytes and route are for drive=")
         return None
-    if path is not None and extent_map is not None:
-        raise errors.RequestError("the file is named by its path or by extent_map=, not by both")
-    if partition is not None and path is None:
-        raise errors.RequestError("partition= is for a path on the drive")
+    if partition is not None and (path is None or extent_map is not None):
+        raise errors.RequestError("partition= is for a path in the drive's own file system")
     if nsid is not None and not 1 <= nsid < 2**32:
         raise errors.RequestError(f"nsid={nsid}: namespaces count from 1")
     if cache_bytes is not None and not 0 < cache_bytes < 1 << 63:
@@ -105,6 +103,8 @@ def _on_drive(
         None if extent_map is None else os.fsdecode(extent_map),
         None if partition is None else str(partition),
         1 if nsid is None else nsid,
+        _CACHE_BYTES if cache_bytes is None else cache_bytes,
+        route,
     )
 
 
@@ -142,13 +142,29 @@ class CacheCounts(NamedTuple):
 
 
 class _Drive(NamedTuple):
-    """A drive, and where the table is on it."""
+    """A drive, where the table is on it, and how its rows come from there."""
 
     name: str
     path: Optional[str]
     extent_map: Optional[str]
     partition: Optional[str]
     nsid: int
+    cache_bytes: int
+    route: str
+
+    def open(
+        self,
+        rows: Union[str, Tuple[str, Sequence[int], Optional[int], int, Optional[int]]],
+        device: Optional[str],
+    ) -> _Rows:
+        """Opens a tensor's rows, or others."""
+        return _Rows.on_drive(self[:5], rows, device=device, cache_bytes=self.cache_bytes, route=self.route)
+
+
+def _device_name(device: Any) -> Optional[str]:
+    from . import _device
+
+    return _device(device)
 
 
 class Table:
@@ -165,8 +181,8 @@ class Table:
     device: "cuda:0", 0, a PCI address, "cpu", or None: GPU 0 where CUDA works, else the CPU's memory.
     framework: the type of returned rows: "torch", "numpy", "cupy", "jax", or None for onehop.Tensor.
     drive: "0000:0b:00.0", "sim:IMAGE" or another drive as for `load`. `path` is then a path in the drive's own file
-        system; with None, the table is in the file of `extent_map`, or without that begins `offset` bytes after the
-        drive's first. The file must lie on the drive in one piece. partition, extent_map, nsid: as for `load`.
+        system, or one of the files of `extent_map`; with None, the table is in the only file of `extent_map`, or without
+        that begins `offset` bytes after the drive's first. partition, extent_map, nsid: as for `load`.
     cache_bytes: GPU memory for pages of the drive (256 MiB). route: "auto", "gpu/tier3", "gpu/posted", "gpu/tier2" or
         "gpu/tier1".
     """
@@ -196,42 +212,22 @@ class Table:
         sizes = [*row, offset, 0 if rows is None else rows, 0 if stride is None else stride]
         if any(not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 63 for size in sizes):
             raise errors.RequestError("row, rows, offset and stride must be integers from 0 to 2**63 - 1")
+        converter(framework)
         on = _on_drive(drive, path, partition, extent_map, nsid, cache_bytes, route)
-        layout = (_dtype(dtype), list(row), rows, offset, stride)
-        self._open(path, on, layout, None, device, framework, cache_bytes, route)
+        device, dtype = _device_name(device), _dtype(dtype)
+        if on is not None:
+            native = on.open((dtype, list(row), rows, offset, stride), device)
+        elif path is None:
+            raise TypeError("None is not a path: a table needs a file, or drive=")
+        else:
+            native = _Rows(os.fsdecode(path), dtype, row, rows=rows, offset=offset, stride=stride, device=device)
+        self._take(native, framework)
 
-    def _open(
-        self,
-        path: Any,
-        on: Optional[_Drive],
-        layout: Tuple[str, Sequence[int], Optional[int], int, Optional[int]],
-        tensor: Optional[str],
-        device: Any,
-        framework: Optional[str],
-        cache_bytes: Optional[int],
-        route: str,
-    ) -> None:
-        from . import _device
-
+    def _take(self, native: _Rows, framework: Optional[str]) -> None:
+        self._rows = native
         self._convert = converter(framework)
         self._framework = framework
-        if on is None:
-            if path is None:
-                raise TypeError("None is not a path: a table needs a file, or drive=")
-            dtype, row, rows, offset, stride = layout
-            self._rows = _Rows(
-                os.fsdecode(path), dtype, row, rows=rows, offset=offset, stride=stride, device=_device(device)
-            )
-        else:
-            self._rows = _Rows.on_drive(
-                on,
-                layout,
-                device=_device(device),
-                tensor=tensor,
-                cache_bytes=_CACHE_BYTES if cache_bytes is None else cache_bytes,
-                route=route,
-            )
-        for warning in self._rows.warnings:
+        for warning in native.warnings:
             warnings.warn(warning, RuntimeWarning, stacklevel=3)
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -257,8 +253,10 @@ class Table:
         if on is not None:
             if path is None and extent_map is None:
                 raise errors.RequestError("a tensor needs its file: a path on the drive, or extent_map=")
+            # Before the drive is opened.
+            converter(framework)
             self = cls.__new__(cls)
-            self._open(path, on, ("U8", [], None, 0, None), name, device, framework, cache_bytes, route)
+            self._take(on.open(name, _device_name(device)), framework)
             return self
         if path is None:
             raise TypeError("None is not a path: a table needs a file, or drive=")
@@ -313,6 +311,8 @@ class Table:
 
         if f"cuda:{out.device.index}" != self.device or not out.is_contiguous():
             raise errors.RequestError(f"out must be contiguous and on {self.device}")
+        if self._rows.route[0] != "cpu/cached" and out.data_ptr() % 4:
+            raise errors.RequestError("out must begin at a multiple of 4 bytes")
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(out.device))
         return event

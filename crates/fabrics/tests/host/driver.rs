@@ -1,5 +1,6 @@
 //! The test suite of every controller, across a network: on the test target, or manually on another, whose first
-//! namespace is overwritten: `ONEHOP_TEST_NVME_TCP=nvme-tcp://HOST:PORT/NQN cargo test -p onehop-fabrics driver::`.
+//! namespace is overwritten: `ONEHOP_TEST_NVME_TCP=nvme-tcp://HOST:PORT/NQN cargo test -p onehop-fabrics --
+//! --test-threads 1 another_target`.
 
 use std::time::{Duration, Instant};
 

@@ -35,7 +35,6 @@ const KERNELS: [&str; 5] = [
     "onehop_array_flush",
 ];
 
-/// Only for programs that use arrays.
 #[cfg(feature = "arrays")]
 const PTX: Option<Ptx> = Some(onehop_device::ARRAY_PTX);
 #[cfg(not(feature = "arrays"))]

@@ -172,6 +172,17 @@ fn opener_after_removal() {
             assert_eq!(std::fs::read_to_string(again).unwrap(), text);
         }
     }
+    // Two names of a file that is held, both cached there.
+    let [linked, far_linked] = [&near, &far].map(|name| name.with_file_name("linked"));
+    std::fs::write(&near, "twice").unwrap();
+    std::fs::hard_link(&near, &linked).unwrap();
+    let held = File::open(&far).unwrap();
+    drop(File::open(&far_linked).unwrap());
+    [&near, &linked].into_iter().for_each(|name| std::fs::remove_file(name).unwrap());
+    for name in [&far, &far_linked, &far] {
+        assert_eq!(File::open(name).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+    drop(held);
     // An open file without a name can be opened again.
     std::fs::write(&near, "held").unwrap();
     let held = File::open(&near).unwrap();

@@ -5,7 +5,12 @@ use std::time::Duration;
 use fuser::{FileAttr, Generation, INodeNo, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyXattr};
 use rustix::io::Errno;
 
-use super::{ATTR_TIMEOUT, FIXED_TIMEOUT, NO_CACHE, is_virtual, virt};
+use super::{is_virtual, virt};
+
+/// How long the kernel may cache attributes and names. Writes by rings invalidate its cache at once.
+pub(super) const ATTR_TIMEOUT: Duration = Duration::from_secs(1);
+/// For entries that never change while the daemon runs.
+const FIXED_TIMEOUT: Duration = Duration::from_secs(3600);
 
 pub(super) fn errno(error: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(error.raw_os_error())
@@ -19,7 +24,7 @@ pub(super) fn io(error: &std::io::Error) -> Errno {
 fn cache_time(inode: INodeNo) -> Duration {
     match inode {
         inode if virt::is_fixed(inode.0) => FIXED_TIMEOUT,
-        inode if is_virtual(inode) => NO_CACHE,
+        inode if is_virtual(inode) => Duration::ZERO,
         _ => ATTR_TIMEOUT,
     }
 }

@@ -16,7 +16,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use fuser::{
     BsdFileFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags, KernelConfig,
@@ -32,19 +32,13 @@ use rustix::io::Errno;
 use crate::daemon::DaemonShared;
 use crate::locks::LockRequester;
 use crate::opens::Open;
-use answer::{attributes, empty, entry, errno, io, xattr};
+use answer::{ATTR_TIMEOUT, attributes, empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
 use callers::{Callers, Requester, owner};
 use folders::{FolderEntry, OpenFolders};
 use ops::{LeaseAttempt, Write, may_wait, waits_for, waits_for_list};
 use reports::OpenReports;
 use threads::{CallClass, SpareThreads};
-
-/// How long the kernel may cache attributes and names. Writes by rings invalidate its cache at once.
-const ATTR_TIMEOUT: Duration = Duration::from_secs(1);
-const NO_CACHE: Duration = Duration::ZERO;
-/// For entries that never change while the daemon runs.
-const FIXED_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The mounted file system.
 pub(crate) struct Mounted {
@@ -101,8 +95,11 @@ impl Filesystem for FuseHandler {
             return entry(reply, Ok(attr));
         }
         let name = name.to_owned();
-        self.run_as_caller(CallClass::Lookup, Requester::of(request, 0), move |this, by| {
-            entry(reply, by.and_then(|by| this.find(&by, parent, &name)));
+        let requester = Requester::of(request, 0);
+        self.run_as_caller(CallClass::Lookup, requester, move |this, by| {
+            let found = by.and_then(|by| this.find(&by, parent, &name));
+            this.shared.nameless.looked_up(requester.thread, &found);
+            entry(reply, found);
         });
     }
 

@@ -121,8 +121,7 @@ pub(super) fn open_file(
     let access = access_of(flags);
     shared.opens.check(by.uid)?;
     let file = tree.open(real(inode)?, access, by)?;
-    // Deleted outside the mount, if the kernel used a cached name. On ESTALE it looks the name up again.
-    if !file.has_name() && !shared.opens.reopens(inode.0, thread) {
+    if !file.has_name() && !shared.nameless.admit(inode.0, thread) {
         return Err(Errno::STALE);
     }
     // Close-to-open consistency: an `open` sees what was written before the last `close`, on any mount.
