@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use onehop_serve::{Daemon, MountOptions};
 
@@ -188,7 +189,33 @@ fn opener_after_removal() {
     let held = File::open(&near).unwrap();
     std::fs::remove_file(&near).unwrap();
     let again = format!("/proc/self/fd/{}", held.as_raw_fd());
-    assert_eq!(std::fs::read_to_string(again).unwrap(), "held");
+    assert_eq!(std::fs::read_to_string(&again).unwrap(), "held");
+    // Also by a path through the mount.
+    let link = near.with_file_name("link");
+    std::os::unix::fs::symlink(again, &link).unwrap();
+    for _ in 0..4 {
+        assert_eq!(std::fs::read_to_string(&link).unwrap(), "held");
+    }
+}
+
+/// Run by [`removed_names_cannot_be_opened`]: a name that always exists can always be opened.
+#[test]
+fn opener_of_replaced_files() {
+    let Some(dir) = subtest_dir() else { return };
+    let [name, other] = ["replaced", "new"].map(|name| dir.join("mnt").join(name));
+    std::fs::write(&name, "old").unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Acquire) {
+                std::fs::write(&other, "new").unwrap();
+                std::fs::rename(&other, &name).unwrap();
+            }
+        });
+        let opened = (0..5000).try_for_each(|_| File::open(&name).map(drop));
+        is_over.store(true, Ordering::Release);
+        opened.unwrap();
+    });
 }
 
 #[test]
@@ -241,6 +268,7 @@ fn holes_stay_zero() {
 fn removed_names_cannot_be_opened() {
     let Some((bed, second)) = mounted_twice() else { return };
     run(subtest("coherence::opener_after_removal", &bed));
+    run(subtest("coherence::opener_of_replaced_files", &bed));
     second.end().unwrap();
     let Some((bed, _target, second)) = start_twice() else { return };
     run(subtest("coherence::opener_after_removal", &bed));

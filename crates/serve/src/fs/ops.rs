@@ -124,6 +124,7 @@ pub(super) fn open_file(
     if !file.has_name() && !shared.nameless.admit(inode.0, thread) {
         return Err(Errno::STALE);
     }
+    shared.nameless.over(thread);
     // Close-to-open consistency: an `open` sees what was written before the last `close`, on any mount.
     shared.forget_attributes(inode.0);
     Ok(shared.opens.add(inode.0, by.uid, access, file))
