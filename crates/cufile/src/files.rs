@@ -110,7 +110,7 @@ fn register(fd: c_int) -> Result<usize, Failure> {
     }
     let access = flags & OFlags::RWMODE;
     let own = File::from(borrowed.try_clone_to_owned()?);
-    let file = Arc::new(CallFile::new(own)?);
+    let file = Arc::new(CallFile::new(own, with_state(|state| state.writes.clone()))?);
     let (reads, writes) = (access != OFlags::WRONLY, access != OFlags::RDONLY);
     open_for_a_call();
     with_state(|state| {
@@ -163,6 +163,8 @@ pub fn usable_file(handle: *mut c_void) -> Result<Arc<RegisteredFile>, Failure> 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use onehop_os::file_writes::WriteRoutes;
+
     use super::*;
 
     #[test]
@@ -170,7 +172,7 @@ mod tests {
         let own = File::open("/proc/self/exe").unwrap();
         let bytes = own.metadata().unwrap().len();
         let file = RegisteredFile {
-            file: Arc::new(CallFile::new(own).unwrap()),
+            file: Arc::new(CallFile::new(own, Arc::new(WriteRoutes::unshared())).unwrap()),
             reads: true,
             writes: false,
             fd: 0,

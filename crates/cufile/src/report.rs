@@ -6,11 +6,12 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use onehop_load::engine::calls::CallBytes;
+use onehop_os::file_writes::WriteSum;
 
 use crate::error::Code;
 use crate::files::{RegisteredFile, file};
 use crate::machine::if_started;
-use crate::state::run;
+use crate::state::{run, with_state};
 use crate::stats::totals;
 
 /// The process that reports at its end; 0 for none.
@@ -64,6 +65,19 @@ fn bytes() -> CallBytes {
     engine.map(|engine| engine.moved()).unwrap_or_default()
 }
 
+fn write_sums() -> Vec<WriteSum> {
+    with_state(|state| state.writes.clone()).sums()
+}
+
+/// The routes of writes, in words.
+fn write_ways() -> String {
+    let way = |sum: &WriteSum| match sum.why {
+        None => format!(", {} bytes through a mapping", sum.bytes),
+        Some(why) => format!(", {} bytes by pwrite because {why}", sum.bytes),
+    };
+    write_sums().iter().map(way).collect()
+}
+
 fn line() -> String {
     let (totals, bytes) = (totals(), bytes());
     let seconds = totals.busy.as_secs_f64();
@@ -71,13 +85,14 @@ fn line() -> String {
     let CallBytes { cached, cache_miss, direct, written } = bytes;
     format!(
         "route {}; {} reads of {} bytes ({cached} out of the page cache, {cache_miss} through it, {direct} past it), \
-         {} writes of {} bytes ({written} out of GPU memory), {} bytes of host memory, {} errors, \
+         {} writes of {} bytes ({written} out of GPU memory{}), {} bytes of host memory, {} errors, \
          {seconds:.3} s busy, {rate:.2} GB/s; why not direct: {WHY}",
         route(&bytes, totals.host_bytes),
         totals.reads,
         totals.read_bytes,
         totals.writes,
         totals.written_bytes,
+        write_ways(),
         totals.host_bytes,
         totals.errors,
     )
@@ -86,6 +101,10 @@ fn line() -> String {
 fn json(file: Option<&RegisteredFile>) -> String {
     let (totals, bytes) = (totals(), bytes());
     let CallBytes { cached, cache_miss, direct, written } = bytes;
+    let writes = write_sums().into_iter().map(|WriteSum { why, writes, bytes }| {
+        let by = if why.is_some() { "pwrite" } else { "mapping" };
+        serde_json::json!({ "by": by, "why": why, "writes": writes, "bytes": bytes })
+    });
     serde_json::json!({
         "route": route(&bytes, totals.host_bytes),
         "reads": totals.reads,
@@ -96,6 +115,7 @@ fn json(file: Option<&RegisteredFile>) -> String {
         "writes": totals.writes,
         "written_bytes": totals.written_bytes,
         "gpu_written_bytes": written,
+        "gpu_writes": writes.collect::<Vec<_>>(),
         "host_bytes": totals.host_bytes,
         "errors": totals.errors,
         "busy_seconds": totals.busy.as_secs_f64(),

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use onehop_os::file_writes::WriteRoutes;
 use onehop_os::handles::{Handles, HeldHandles};
 use onehop_os::{ForkLocks, HeldInFork};
 
@@ -36,6 +37,8 @@ pub struct State {
     pub files: BTreeMap<i32, (u64, u64, usize)>,
     /// Registered streams and their flags.
     pub streams: BTreeMap<usize, u32>,
+    /// How GPU memory was written to files.
+    pub writes: Arc<WriteRoutes>,
 }
 
 impl State {
@@ -47,6 +50,7 @@ impl State {
             buffers: BTreeMap::new(),
             files: BTreeMap::new(),
             streams: BTreeMap::new(),
+            writes: Arc::new(WriteRoutes::unshared()),
         }
     }
 
@@ -96,6 +100,7 @@ impl ForkLocks for AllHeld {
         self.stats.disown();
         if let Some(state) = &mut *self.state {
             state.streams.clear();
+            state.writes = Arc::new(WriteRoutes::unshared());
         }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWrite
 
 use rustix::fs::{
     AtFlags, OFlags, StatxAttributes, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fcntl_getfl,
-    futimens, statx,
+    fgetxattr, futimens, statx,
 };
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
@@ -32,8 +32,8 @@ const HOLES: u64 = 32;
 const MOST_MAPPINGS: u64 = 8192;
 /// A file may grow by this much before it is mapped anew.
 const GROWTH: u64 = 64 << 20;
-/// Bits of a mode: to execute, or as another user.
-const EXECUTABLE: u16 = 0o6111;
+/// Bits of a mode that a write clears.
+const SET_ID: u16 = 0o6000;
 
 /// Why a write goes by `pwrite`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,8 +46,8 @@ enum Unmapped {
     Grows,
     /// Not all of it is in the page cache: there are holes, or a mapping would read from the disk first.
     Uncached,
-    /// A write has to clear set-id bits and capabilities of executable files.
-    Executable,
+    /// A write has to clear the file's set-id bits, or its capabilities.
+    Privileged,
     /// The file must not be changed, or only be appended to.
     Protected,
     /// Its file system is none of tmpfs, ext4 and XFS.
@@ -70,7 +70,7 @@ impl Unmapped {
         Self::Short,
         Self::Grows,
         Self::Uncached,
-        Self::Executable,
+        Self::Privileged,
         Self::Protected,
         Self::FileSystem,
         Self::OpenMode,
@@ -86,7 +86,7 @@ impl Unmapped {
             Self::Short => "the write is shorter than a page",
             Self::Grows => "the file grows, or its last page is written",
             Self::Uncached => "not all of the range is in the page cache",
-            Self::Executable => "the file is executable",
+            Self::Privileged => "the file has set-id bits or capabilities",
             Self::Protected => "the file is immutable or append-only",
             Self::FileSystem => "the file system is none of tmpfs, ext4 and XFS",
             Self::OpenMode => "the file is open for writing only, or with O_DIRECT or O_SYNC",
@@ -365,6 +365,10 @@ impl FileWrites {
             *write(&self.mapping) = None;
             return Err(Unmapped::Refused);
         }
+        // The `pwrite` that follows clears them, also those that the file got meanwhile.
+        if has_capabilities(file) {
+            return Err(Unmapped::Privileged);
+        }
         self.set_time(file)
     }
 
@@ -412,8 +416,8 @@ fn size_for(file: &File, end: u64) -> Result<(u64, u64), Unmapped> {
     let wanted = StatxFlags::SIZE | StatxFlags::BLOCKS | StatxFlags::MODE;
     let stat = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, wanted)
         .map_err(|_| Unmapped::Refused)?;
-    if stat.stx_mode & EXECUTABLE != 0 {
-        return Err(Unmapped::Executable);
+    if stat.stx_mode & SET_ID != 0 {
+        return Err(Unmapped::Privileged);
     }
     if stat.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
         return Err(Unmapped::Protected);
@@ -423,6 +427,11 @@ fn size_for(file: &File, end: u64) -> Result<(u64, u64), Unmapped> {
         return Err(Unmapped::Grows);
     }
     Ok((stat.stx_size, stat.stx_blocks.saturating_mul(512)))
+}
+
+/// Whether programs get privileges from the file, which a write takes away.
+fn has_capabilities(file: &File) -> bool {
+    fgetxattr(file, "security.capability", &mut [] as &mut [u8]).is_ok()
 }
 
 /// Whether a file is on a disk, or why writes of this opening never go through a mapping.

@@ -31,8 +31,8 @@ const PAUSE: Duration = Duration::from_millis(250);
 const THREADS: usize = 4;
 /// How long a program may wait for all of a file to be registered.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(120);
-/// Execute, set-user-ID and set-group-ID bits: a write has to clear some of them.
-const EXECUTABLE: u32 = 0o6111;
+/// Set-user-ID and set-group-ID bits: a write has to clear them.
+const SET_ID: u32 = 0o6000;
 /// Below this, a kernel copies between pages of 4 KiB and the GPU faster than the copy engine.
 const KERNEL_BELOW: usize = 1 << 20;
 /// Bytes of pages that are moved before the lease is checked again, and the most pages.
@@ -214,8 +214,8 @@ impl Registrations {
     fn size_for(&self, direction: PageDirection) -> Option<u64> {
         let found = self.file.metadata().ok()?;
         if direction == PageDirection::Write {
-            if found.mode() & EXECUTABLE != 0 {
-                self.note(&"the file is executable".into());
+            if found.mode() & SET_ID != 0 {
+                self.note(&"the file has set-id bits".into());
                 return None;
             }
             if fgetxattr(&*self.file, "security.capability", &mut [] as &mut [u8]).is_ok() {

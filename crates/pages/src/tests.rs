@@ -277,17 +277,17 @@ fn bad_pages_are_refused_before_anything_is_moved() {
 }
 
 #[test]
-fn executable_files_are_written_by_system_calls() {
-    let mut fixture = Fixture::new("/dev/shm", "executable", SIZE);
-    std::fs::set_permissions(&fixture.path, std::fs::Permissions::from_mode(0o755)).unwrap();
+fn set_id_files_are_written_by_system_calls() {
+    let mut fixture = Fixture::new("/dev/shm", "set-id", SIZE);
+    std::fs::set_permissions(&fixture.path, std::fs::Permissions::from_mode(0o4755)).unwrap();
     let (pages, memory) = (fixture.open(true), [fixture.memory(4096)]);
     let page = FilePage { offset: 8192, memory: (0, 0), bytes: 4096 };
     pages.write(&memory, &[page]).unwrap();
     assert_eq!(pages.moved(), MovedBytes { registered: 0, staged: 4096 });
-    assert_eq!(pages.why_staged().unwrap(), "the file is executable");
+    assert_eq!(pages.why_staged().unwrap(), "the file has set-id bits");
     fixture.shadow[8192..12288].fill(0);
     // Changed later.
-    std::fs::set_permissions(&fixture.path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    std::fs::set_permissions(&fixture.path, std::fs::Permissions::from_mode(0o755)).unwrap();
     fixture.mix(&pages, 4, 30_000);
     let staged = pages.moved().staged;
     std::fs::set_permissions(&fixture.path, std::fs::Permissions::from_mode(0o2775)).unwrap();

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::fs::XattrFlags;
+
 use super::*;
 
 const PAGES: u64 = 64;
@@ -129,9 +131,20 @@ fn what_programs_would_notice_goes_by_pwrite() {
     assert_eq!(bed.write((PAGES + 2) * PAGE, PAGE as usize, 1), why(Unmapped::Uncached));
     assert_eq!(bed.write((PAGES + 4) * PAGE + 8, PAGE as usize, 1), why(Unmapped::Grows));
     let mode = |mode| bed.file.set_permissions(std::fs::Permissions::from_mode(mode)).unwrap();
-    for bits in [0o4644, 0o2644, 0o755, 0o601] {
+    for bits in [0o4644, 0o2644, 0o4755] {
         mode(bits);
-        assert_eq!(bed.write(0, PAGE as usize, 2), why(Unmapped::Executable), "{bits:o}");
+        assert_eq!(bed.write(0, PAGE as usize, 2), why(Unmapped::Privileged), "{bits:o}");
+    }
+    // As Python's `os.open` makes files.
+    mode(0o755);
+    assert_eq!(bed.write(0, PAGE as usize, 2), None);
+    // cap_net_raw; only root may set it.
+    let capabilities = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    const NAME: &str = "security.capability";
+    if rustix::fs::fsetxattr(&bed.file, NAME, &capabilities, XattrFlags::empty()).is_ok() {
+        assert_eq!(bed.write(0, PAGE as usize, 3), why(Unmapped::Privileged));
+        let left = rustix::fs::fgetxattr(&bed.file, NAME, &mut [] as &mut [u8]);
+        assert!(left.is_err(), "the file has its capabilities still");
     }
     mode(0o600);
     assert_eq!(bed.write(0, PAGE as usize, 2), None);

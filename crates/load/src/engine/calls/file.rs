@@ -60,11 +60,11 @@ pub(super) struct Room<'a> {
 }
 
 impl CallFile {
-    /// A file by its descriptor, which must stay open as long as this.
+    /// A file by its descriptor, which must stay open as long as this. `routes` counts its writes.
     ///
     /// # Errors
     /// When the descriptor is not that of a file.
-    pub fn new(own: File) -> io::Result<Self> {
+    pub fn new(own: File, routes: Arc<WriteRoutes>) -> io::Result<Self> {
         let flags = fcntl_getfl(&own)?;
         let access = flags & OFlags::RWMODE;
         let (reads, writes) = (access != OFlags::WRONLY, access != OFlags::RDONLY);
@@ -91,7 +91,7 @@ impl CallFile {
         } else {
             None
         };
-        let writes = FileWrites::new(Arc::new(WriteRoutes::unshared()), 0);
+        let writes = FileWrites::new(routes, 0);
         Ok(Self { own, is_direct, cached, direct, unaligned, writes, in_memory, why_cached })
     }
 

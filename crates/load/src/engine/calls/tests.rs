@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicBool;
 
 use onehop_gpu::Emulated;
+use onehop_os::file_writes::WriteRoutes;
 use rustix::fs::{Advice, fadvise};
 
 use super::*;
@@ -22,6 +23,10 @@ pub(super) fn file(name: &str, bytes: usize) -> std::fs::File {
     std::fs::remove_file(&path).unwrap();
     file.write_all(&(0..bytes as u64).map(byte).collect::<Vec<_>>()).unwrap();
     file
+}
+
+fn call_file(file: std::fs::File) -> CallFile {
+    CallFile::new(file, Arc::new(WriteRoutes::unshared())).unwrap()
 }
 
 pub(super) struct CallFixture {
@@ -57,7 +62,7 @@ fn expected(at: u64, bytes: usize) -> Vec<u8> {
 
 #[test]
 fn chunks_cover_a_call_and_begin_aligned() {
-    let file = Arc::new(CallFile::new(file("cover", 1)).unwrap());
+    let file = Arc::new(call_file(file("cover", 1)));
     let bench = CallFixture::new(1);
     for at in [0, 1, 4095, ALIGN - 1, ALIGN, 3 * SLOT as u64 + 7] {
         for bytes in [1, 4096, LEAST_CHUNK, LEAST_CHUNK + 1, SLOT - 1, SLOT, 3 * SLOT + 5] {
@@ -80,7 +85,7 @@ fn chunks_cover_a_call_and_begin_aligned() {
 fn every_byte_arrives_from_any_offset() {
     for threads in [1, 4] {
         let bench = CallFixture::new(threads);
-        let file = Arc::new(CallFile::new(file(&format!("read-{threads}"), BYTES)).unwrap());
+        let file = Arc::new(call_file(file(&format!("read-{threads}"), BYTES)));
         for (at, bytes, to) in
             [(0, BYTES, 0), (1, 4096, 3), (4097, 3 * SLOT, 77), (BYTES - 10, 10, 0), (0, 1, BYTES)]
         {
@@ -99,7 +104,7 @@ fn every_byte_arrives_from_any_offset() {
 #[test]
 fn written_bytes_are_read_back() {
     let bench = CallFixture::new(3);
-    let file = Arc::new(CallFile::new(file("write", 0)).unwrap());
+    let file = Arc::new(call_file(file("write", 0)));
     bench.memory.write(0, &expected(0, BYTES)).unwrap();
     assert_eq!(bench.engine.write(&file, 4097, BYTES, bench.to(0)).unwrap(), BYTES);
     assert_eq!(bench.engine.read(&file, 4097, BYTES, bench.to(BYTES)).unwrap(), BYTES);
@@ -111,7 +116,7 @@ fn written_bytes_are_read_back() {
 fn calls_of_many_threads_do_not_mix() {
     const CALLERS: usize = 12;
     let bench = CallFixture::new(4);
-    let file = Arc::new(CallFile::new(file("many", BYTES)).unwrap());
+    let file = Arc::new(call_file(file("many", BYTES)));
     let share = BYTES / CALLERS;
     std::thread::scope(|scope| {
         for caller in 0..CALLERS {
@@ -130,7 +135,7 @@ fn calls_of_many_threads_do_not_mix() {
 #[test]
 fn a_call_to_invalid_memory_fails_alone() {
     let bench = CallFixture::new(2);
-    let file = Arc::new(CallFile::new(file("none", BYTES)).unwrap());
+    let file = Arc::new(call_file(file("none", BYTES)));
     std::thread::scope(|scope| {
         let good = scope.spawn(|| bench.engine.read(&file, 0, BYTES, bench.to(0)));
         let nowhere = Destination { target: bench.target.clone(), at: 64, is_there: None };
@@ -148,7 +153,7 @@ fn a_call_to_invalid_memory_fails_alone() {
 #[test]
 fn memory_freed_during_a_call_gets_no_more_bytes() {
     let bench = CallFixture::new(1);
-    let file = Arc::new(CallFile::new(file("gone", BYTES)).unwrap());
+    let file = Arc::new(call_file(file("gone", BYTES)));
     bench.memory.fill(0, BYTES, 0xee).unwrap();
     let is_there: Option<Box<dyn Fn() -> bool + Send + Sync>> = Some(Box::new(|| false));
     let to = Destination { is_there, ..bench.to(0) };
@@ -159,7 +164,7 @@ fn memory_freed_during_a_call_gets_no_more_bytes() {
 #[test]
 fn a_write_that_failed_writes_nothing_further() {
     let bench = CallFixture::new(1);
-    let file = Arc::new(CallFile::new(file("failed", BYTES)).unwrap());
+    let file = Arc::new(call_file(file("failed", BYTES)));
     let asked = Arc::<AtomicUsize>::default();
     let count = asked.clone();
     // Gone for one chunk, and back for those after it.
@@ -173,7 +178,7 @@ fn a_write_that_failed_writes_nothing_further() {
 #[test]
 fn a_call_that_is_given_up_waits_for_what_is_being_written_and_writes_no_more() {
     let bench = CallFixture::new(1);
-    let file = Arc::new(CallFile::new(file("given up", BYTES)).unwrap());
+    let file = Arc::new(call_file(file("given up", BYTES)));
     let call = Call::new(CallSource::FileToWrite(file.clone()), 0, BYTES, SLOT, bench.to(0));
     let (begin, begun) = std::sync::mpsc::channel();
     let (end, ended) = std::sync::mpsc::channel();
@@ -209,7 +214,7 @@ fn a_call_that_is_given_up_waits_for_what_is_being_written_and_writes_no_more() 
 #[test]
 fn slots_of_an_unresponsive_gpu_are_left_to_it_and_other_gpus_go_on() {
     let bench = CallFixture::new(1);
-    let file = Arc::new(CallFile::new(file("silent", BYTES)).unwrap());
+    let file = Arc::new(call_file(file("silent", BYTES)));
     let has_ended = Arc::new(AtomicBool::new(false));
     let silent = SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: false };
     let target = bench.engine.add_gpu(&silent, silent.gpu.all_memory()).unwrap();
@@ -237,7 +242,7 @@ fn slots_of_an_unresponsive_gpu_are_left_to_it_and_other_gpus_go_on() {
 #[test]
 fn a_gpu_whose_calls_never_end_leaves_slots_to_others_and_refuses_by_name() {
     let bench = CallFixture::new(2);
-    let file = Arc::new(CallFile::new(file("held", BYTES)).unwrap());
+    let file = Arc::new(call_file(file("held", BYTES)));
     let has_ended = Arc::new(AtomicBool::new(false));
     let silent = SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: false };
     let target = bench.engine.add_gpu(&silent, silent.gpu.all_memory()).unwrap();
@@ -271,7 +276,7 @@ fn a_gpu_whose_calls_never_end_leaves_slots_to_others_and_refuses_by_name() {
 #[test]
 fn callers_who_wait_for_a_gpu_hold_up_no_call_to_another() {
     let bench = CallFixture::new(2);
-    let file = Arc::new(CallFile::new(file("pending", BYTES)).unwrap());
+    let file = Arc::new(call_file(file("pending", BYTES)));
     let has_ended = Arc::new(AtomicBool::new(false));
     let slow = SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: true };
     let target = bench.engine.add_gpu(&slow, slow.gpu.all_memory()).unwrap();
@@ -302,7 +307,7 @@ fn callers_who_wait_for_a_gpu_hold_up_no_call_to_another() {
 #[test]
 fn host_memory_is_read_and_written_without_a_gpu() {
     let bench = CallFixture::new(1);
-    let file = CallFile::new(file("host", BYTES)).unwrap();
+    let file = call_file(file("host", BYTES));
     let memory = HostMem::touched(BYTES + 2 * CallEngine::HOST_BLOCK).unwrap();
     for (at, bytes, shift) in [(0, BYTES, 0), (7, 4096, 5), (4096, SLOT, 15), (BYTES as u64 - 9, 100, 3)] {
         // Out of the disk, and out of the page cache.
