@@ -79,7 +79,7 @@ impl Gatherer {
                 Some(cpu) => cpu,
                 None => {
                     let emulated = Emulated::private();
-                    let target = engine.add_gpu(&emulated, emulated.all_memory())?;
+                    let target = engine.add_gpu(Arc::new(emulated.clone()), emulated.all_memory())?;
                     (emulated, target)
                 }
             };
@@ -94,7 +94,7 @@ impl Gatherer {
                 // SAFETY: only `gather` uses this. It keeps the written memory until the call returns, and forever
                 // after an error that may leave the GPU writing to it.
                 let all = unsafe { cuda.all_memory() }?;
-                let target = engine.add_gpu(cuda, all)?;
+                let target = engine.add_gpu(Arc::new(cuda.clone()), all)?;
                 shared.gpus.insert(ordinal, (cuda.clone(), target.clone()));
                 target
             }

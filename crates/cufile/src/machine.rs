@@ -66,7 +66,7 @@ impl OpenGpu {
         // asks. The check before copies that it is still the same memory (`Destination::is_there`) only makes a mistake
         // rarer.
         let all = unsafe { self.gpu.all_memory() }?;
-        Ok(known.insert(machine.engine()?.add_gpu(&self.gpu, all)?).clone())
+        Ok(known.insert(machine.engine()?.add_gpu(Arc::new(self.gpu.clone()), all)?).clone())
     }
 
     fn lock_streams(&self) -> MutexGuard<'_, Streams> {

@@ -66,6 +66,15 @@ pub trait Copier: Send {
     fn copy_all(&mut self, all: &[Rows]) -> Result<()> {
         all.iter().try_for_each(|rows| self.copy(rows))
     }
+    /// Makes a copy, and returns when it is over, with as few calls of the driver as possible.
+    ///
+    /// # Errors
+    /// As for [`Copier::copy`] and [`Copier::wait`].
+    fn copy_now(&mut self, rows: &Rows) -> Result<()> {
+        self.copy(rows)?;
+        let mark = self.mark()?;
+        self.wait(mark)
+    }
     /// A mark after all copies that were started.
     ///
     /// # Errors

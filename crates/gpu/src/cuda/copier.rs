@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use onehop_os::DmaMemory;
 
 use super::context::{Context, Event, WorkProgress};
-use super::driver::{DevicePtr, Failure};
+use super::driver::{DevicePtr, DriverCalls, Failure};
 use super::stream::{self, COPIES, End, LONGEST, Stream};
 use crate::copier::{Copier, Mark, Rows};
 use crate::{Error, Region, Result};
@@ -125,18 +125,30 @@ impl CudaCopier {
     }
 
     fn one(&self, from: usize, to: usize, bytes: usize) -> Result<()> {
-        let (from, to, stream) = (self.source_ptr(from), self.target_ptr(to), self.stream.raw());
-        let (is_from_host, is_to_host) = (self.from.host().is_some(), self.to.host().is_some());
         // SAFETY: the range was checked to lie within the two regions, which are kept until the stream has ended.
-        self.context.call(WHAT, |driver| unsafe {
-            if is_from_host {
+        self.context.call(WHAT, |driver| unsafe { self.start_one(driver, from, to, bytes) })
+    }
+
+    /// # Safety
+    /// The range lies within the two regions.
+    unsafe fn start_one(
+        &self,
+        driver: &DriverCalls,
+        from: usize,
+        to: usize,
+        bytes: usize,
+    ) -> std::result::Result<(), Failure> {
+        let (from, to, stream) = (self.source_ptr(from), self.target_ptr(to), self.stream.raw());
+        // SAFETY: the caller's promise; the regions are kept until the stream has ended.
+        unsafe {
+            if self.from.host().is_some() {
                 driver.copy_in(to, from as *const c_void, bytes, stream)
-            } else if is_to_host {
+            } else if self.to.host().is_some() {
                 driver.copy_out(to as *mut c_void, from, bytes, stream)
             } else {
                 driver.copy_within(to, from, bytes, stream)
             }
-        })
+        }
     }
 
     /// Copies whole rows by one call.
@@ -216,6 +228,25 @@ impl Copier for CudaCopier {
             }
         }
         all.iter().try_for_each(|rows| self.copy(rows))
+    }
+
+    fn copy_now(&mut self, rows: &Rows) -> Result<()> {
+        rows.check(self.from.len(), self.to.len())?;
+        if rows.rows == 1 && rows.row > 0 {
+            let progress = self.context.call(WHAT, |driver| {
+                // SAFETY: the range was checked just now.
+                unsafe { self.start_one(driver, rows.from, rows.to, rows.row) }?;
+                // Entering the context anew for each question would take longer than the answer.
+                Ok(self.stream.poll(driver, COPIES.short))
+            })?;
+            if progress == WorkProgress::Over {
+                return Ok(());
+            }
+        } else {
+            self.copy(rows)?;
+        }
+        let mark = self.mark()?;
+        self.wait(mark)
     }
 
     fn mark(&mut self) -> Result<Mark> {

@@ -179,6 +179,19 @@ impl Stream {
         WorkProgress::of(self.context.attempt(|driver| unsafe { driver.stream_query(self.raw) }))
     }
 
+    /// Progress of its work, after at most `limit` if it has not ended. Its context is current.
+    pub(super) fn poll(&self, driver: &DriverCalls, limit: Duration) -> WorkProgress {
+        let start = Instant::now();
+        loop {
+            // SAFETY: the handle lives as long as self.
+            let progress = WorkProgress::of(unsafe { driver.stream_query(self.raw) });
+            if progress != WorkProgress::Pending || start.elapsed() >= limit {
+                return progress;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     /// Leaves what its work uses to the GPU, until it has ended. Nothing is freed before.
     pub(super) fn outlasted(self: &Arc<Self>, used: impl Send + 'static) {
         let stream = self.clone();

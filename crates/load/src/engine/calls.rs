@@ -10,6 +10,7 @@ mod call;
 mod file;
 mod lane;
 mod rows;
+mod short;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -29,6 +30,7 @@ pub use file::{CallFile, Filled};
 use lane::{CallEnd, CallLane, CallPart};
 use rows::RowList;
 pub use rows::{GatherError, RowFile, RowLayout};
+use short::{FailedCopy, OwnCopiers, SHORT_READ};
 
 /// Bytes of a slot, and of a chunk at most.
 const SLOT: usize = 1 << 20;
@@ -86,7 +88,7 @@ struct CallCounters {
 pub struct Target {
     index: usize,
     gpu: Arc<str>,
-    all: Region,
+    own: Arc<OwnCopiers>,
 }
 
 /// See the module. Clones are the same engine.
@@ -154,13 +156,13 @@ impl CallEngine {
     ///
     /// # Errors
     /// When the GPU refuses the ring, or fails.
-    pub fn add_gpu(&self, gpu: &dyn Gpu, all: Region) -> Result<Target, CallError> {
+    pub fn add_gpu(&self, gpu: Arc<dyn Gpu>, all: Region) -> Result<Target, CallError> {
         let ring = gpu.adopt(Place::PinnedHost, self.0.ring.clone())?;
         let copier = gpu.copier(&ring, &all)?;
         let index = self.0.slots.with_lane(|lane| lane.add(copier));
-        index
-            .map(|index| Target { index, gpu: gpu.name().into(), all })
-            .ok_or(CallError::Stalled(Duration::ZERO))
+        let index = index.ok_or(CallError::Stalled(Duration::ZERO))?;
+        let name = gpu.name().into();
+        Ok(Target { index, gpu: name, own: Arc::new(OwnCopiers::new(gpu, ring, all)) })
     }
 
     /// Reads `bytes` at `at` of a file into GPU memory; fewer if the file ends before.
@@ -417,6 +419,9 @@ impl CallEngineInner {
                     // A hint to the caches.
                     let _ = self.ring.demote(slot * SLOT + filled.skip, filled.bytes);
                 }
+                if call.bytes < SHORT_READ {
+                    return self.copy_alone(call, chunk, slot, filled);
+                }
                 let part = CallPart { call: call.clone(), chunk, skip: filled.skip, bytes: filled.bytes };
                 // If this fails, the slot pool still has the part, and ends the chunk when it reports the part.
                 if let Err(error) = self.slots.hand_in(Full { slot, filler: call.memory.target.index, part })
@@ -446,31 +451,52 @@ impl CallEngineInner {
         self.callers.load(Ordering::Relaxed) * 2 > self.threads
     }
 
+    /// Copies all of a call into GPU memory.
+    fn copy_alone(&self, call: &Call, chunk: usize, slot: usize, filled: Filled) -> Result<(), CallError> {
+        let Destination { target, at, .. } = &call.memory;
+        if call.is_memory_there() {
+            let copied = target.own.copy_in(slot * SLOT + filled.skip, *at, filled.bytes);
+            copied.map_err(|failed| self.release_slot(call, slot, failed))?;
+            self.slots.put_back(target.index, slot);
+            call.finish(chunk, filled.bytes);
+            return Ok(());
+        }
+        self.slots.put_back(target.index, slot);
+        Err(CallError::Gone)
+    }
+
     fn write_chunk(&self, call: &Call, file: &CallFile, chunk: usize, slot: usize) -> Result<(), CallError> {
         let (at, bytes) = call.range(chunk);
         let from = call.memory.at + (at - call.at) as usize;
         // The slot may have come so late that the call was given up.
-        let written = if call.has_failed() {
-            Ok(0)
-        } else if call.is_memory_there() {
-            let copied = call.memory.target.all.read_to(from, &self.ring, slot * SLOT, bytes);
-            let store = || file.store(&self.ring, slot * SLOT, at, bytes);
-            copied.map_err(CallError::from).and_then(|()| call.store(store))
-        } else {
-            Err(CallError::Gone)
-        };
-        match &written {
-            // The GPU may still write to the slot.
-            Err(CallError::Gpu(error)) if error.is_under_way() => {
-                let end = CallEnd::CopyOut(call.memory.target.all.clone());
-                self.slots.set_aside(call.memory.target.index, slot, end);
-            }
-            _ => self.slots.put_back(call.memory.target.index, slot),
+        if call.has_failed() {
+            self.slots.put_back(call.memory.target.index, slot);
+            call.skip(chunk);
+            return Ok(());
         }
+        if !call.is_memory_there() {
+            self.slots.put_back(call.memory.target.index, slot);
+            return Err(CallError::Gone);
+        }
+        if let Err(failed) = call.memory.target.own.copy_out(from, slot * SLOT, bytes) {
+            return Err(self.release_slot(call, slot, failed));
+        }
+        let written = call.store(|| file.store(&self.ring, slot * SLOT, at, bytes));
+        self.slots.put_back(call.memory.target.index, slot);
         let written = written?;
         self.counts.written.fetch_add(written as u64, Ordering::Relaxed);
         call.finish(chunk, written);
         Ok(())
+    }
+
+    /// Returns a slot after a failed copy, as soon as the GPU does not use it any more.
+    fn release_slot(&self, call: &Call, slot: usize, FailedCopy(error, copier): FailedCopy) -> CallError {
+        let index = call.memory.target.index;
+        match copier {
+            Some(copier) => self.slots.set_aside(index, slot, CallEnd::Own(copier, None)),
+            None => self.slots.put_back(index, slot),
+        }
+        CallError::Gpu(*error)
     }
 
     /// Waits for the chunks that others work on, and for the copies.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onehop_gpu::{Copier, Mark, Region, Rows};
+use onehop_gpu::{Copier, Mark, Rows};
 
 use super::SLOT;
 use super::call::{Call, CallError};
@@ -40,14 +40,23 @@ fn rows(full: &Full<CallPart>) -> Rows {
     Rows { from: full.slot * SLOT + skip, to, row: *bytes, rows: 1, step: *bytes }
 }
 
+/// Whether all copies up to a mark are over, which is set now if there is none.
+fn are_over(copier: &mut dyn Copier, mark: &mut Option<Mark>) -> Result<bool> {
+    let mark = match mark {
+        Some(mark) => *mark,
+        None => *mark.insert(copier.mark()?),
+    };
+    Ok(copier.is_over(mark)?)
+}
+
 /// The end of the GPU's use of some slots.
 pub(super) enum CallEnd {
     /// The GPU does not use them.
     Over,
     /// Copies of this GPU's copier. There is no mark until the copier has given one.
     Copies(usize, Option<Mark>),
-    /// A copy out of this memory.
-    CopyOut(Region),
+    /// Copies of a thread's own copier, likewise.
+    Own(Box<dyn Copier>, Option<Mark>),
 }
 
 impl SlotCopier for CallLane {
@@ -102,15 +111,11 @@ impl SlotCopier for CallLane {
     fn is_over(&mut self, end: &mut CallEnd) -> Result<bool> {
         match end {
             CallEnd::Over => Ok(true),
-            CallEnd::Copies(gpu, mark) => {
-                let Some(copier) = self.copiers.get_mut(*gpu) else { return Ok(true) };
-                let mark = match mark {
-                    Some(mark) => *mark,
-                    None => *mark.insert(copier.mark()?),
-                };
-                Ok(copier.is_over(mark)?)
-            }
-            CallEnd::CopyOut(memory) => Ok(memory.is_settled()?),
+            CallEnd::Copies(gpu, mark) => match self.copiers.get_mut(*gpu) {
+                Some(copier) => are_over(&mut **copier, mark),
+                None => Ok(true),
+            },
+            CallEnd::Own(copier, mark) => are_over(&mut **copier, mark),
         }
     }
 

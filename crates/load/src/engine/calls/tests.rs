@@ -39,7 +39,7 @@ impl CallFixture {
     pub(super) fn new(threads: usize) -> Self {
         let gpu = Emulated::new();
         let engine = CallEngine::with_threads(threads).unwrap();
-        let target = engine.add_gpu(&gpu, gpu.all_memory()).unwrap();
+        let target = engine.add_gpu(Arc::new(gpu.clone()), gpu.all_memory()).unwrap();
         let memory = gpu.alloc(Place::Vram, 2 * BYTES).unwrap();
         Self { engine, target, memory }
     }
@@ -216,8 +216,8 @@ fn slots_of_an_unresponsive_gpu_are_left_to_it_and_other_gpus_go_on() {
     let bench = CallFixture::new(1);
     let file = Arc::new(call_file(file("silent", BYTES)));
     let has_ended = Arc::new(AtomicBool::new(false));
-    let silent = SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: false };
-    let target = bench.engine.add_gpu(&silent, silent.gpu.all_memory()).unwrap();
+    let silent = Arc::new(SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: false });
+    let target = bench.engine.add_gpu(silent.clone(), silent.gpu.all_memory()).unwrap();
     let memory = silent.alloc(Place::Vram, SLOT).unwrap();
     let to = Destination { target: target.clone(), at: memory.addr().0 as usize, is_there: None };
     let error = bench.engine.read(&file, 0, SLOT, to).unwrap_err();
@@ -231,11 +231,50 @@ fn slots_of_an_unresponsive_gpu_are_left_to_it_and_other_gpus_go_on() {
     has_ended.store(true, Ordering::Release);
     let to = Destination { target, at: memory.addr().0 as usize, is_there: None };
     // Another call has the late copy made before its own, of other bytes.
-    let only = bench.engine.read(&file, 5 * SLOT as u64, 1, to).unwrap();
-    assert_eq!(only, 1);
+    let some = bench.engine.read(&file, SLOT as u64, SHORT_READ, to).unwrap();
+    assert_eq!(some, SHORT_READ);
     let mut bytes = vec![0; SLOT];
     memory.read(0, &mut bytes).unwrap();
-    assert!(bytes[1..] == expected(0, SLOT)[1..], "the GPU read a slot that was filled again");
+    assert!(
+        bytes[SHORT_READ..] == expected(0, SLOT)[SHORT_READ..],
+        "the GPU read a slot that was filled again"
+    );
+}
+
+/// The same where callers copy by themselves.
+#[test]
+fn slots_of_short_reads_and_of_writes_are_left_to_an_unresponsive_gpu() {
+    const SHORT: usize = SHORT_READ - 1;
+    let bench = CallFixture::new(1);
+    let file = Arc::new(call_file(file("silent and short", BYTES)));
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let silent = Arc::new(SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: false });
+    let target = bench.engine.add_gpu(silent.clone(), silent.gpu.all_memory()).unwrap();
+    let memory = silent.alloc(Place::Vram, SLOT).unwrap();
+    let to = || Destination { target: target.clone(), at: memory.addr().0 as usize, is_there: None };
+    let free = || bench.engine.0.slots.free_slots();
+    let (all, mut results) = (free(), Vec::new());
+    results.push(bench.engine.read(&file, 0, SHORT, to()).map(drop));
+    results.push(bench.engine.write(&file, 0, SHORT, to()).map(drop));
+    assert!(
+        results.iter().all(|result| { matches!(result, Err(CallError::Gpu(error)) if error.is_under_way()) })
+    );
+    assert_eq!(free(), all - 2);
+    for at in SLOT as u64..SLOT as u64 + 2 * MOST_SLOTS as u64 {
+        assert_eq!(bench.engine.read(&file, at, SHORT, bench.to(0)).unwrap(), SHORT);
+        assert!(bench.get(0, SHORT) == expected(at, SHORT));
+    }
+    has_ended.store(true, Ordering::Release);
+    let begun = Instant::now();
+    while free() < all && begun.elapsed() < STALL {
+        bench.engine.0.slots.try_attend().unwrap();
+    }
+    assert_eq!(free(), all, "the slots have come back");
+    let mut bytes = vec![0; SHORT];
+    memory.read(0, &mut bytes).unwrap();
+    assert!(bytes == expected(0, SHORT), "the GPU read a slot that was filled again");
+    file.own().read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes == expected(0, SHORT), "a write that failed has changed the file");
 }
 
 /// Without a limit its calls take every slot, and the calls to the other GPU end as stalled.
@@ -244,8 +283,8 @@ fn a_gpu_whose_calls_never_end_leaves_slots_to_others_and_refuses_by_name() {
     let bench = CallFixture::new(2);
     let file = Arc::new(call_file(file("held", BYTES)));
     let has_ended = Arc::new(AtomicBool::new(false));
-    let silent = SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: false };
-    let target = bench.engine.add_gpu(&silent, silent.gpu.all_memory()).unwrap();
+    let silent = Arc::new(SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: false });
+    let target = bench.engine.add_gpu(silent.clone(), silent.gpu.all_memory()).unwrap();
     let memory = silent.alloc(Place::Vram, SLOT).unwrap();
     let read = || {
         let to = Destination { target: target.clone(), at: memory.addr().0 as usize, is_there: None };
@@ -278,8 +317,8 @@ fn callers_who_wait_for_a_gpu_hold_up_no_call_to_another() {
     let bench = CallFixture::new(2);
     let file = Arc::new(call_file(file("pending", BYTES)));
     let has_ended = Arc::new(AtomicBool::new(false));
-    let slow = SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: true };
-    let target = bench.engine.add_gpu(&slow, slow.gpu.all_memory()).unwrap();
+    let slow = Arc::new(SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: true });
+    let target = bench.engine.add_gpu(slow.clone(), slow.gpu.all_memory()).unwrap();
     let memory = slow.alloc(Place::Vram, SLOT).unwrap();
     std::thread::scope(|scope| {
         let begin = || {
