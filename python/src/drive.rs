@@ -87,7 +87,7 @@ impl DriveRequest {
     /// Where the files are.
     pub(crate) fn place(&self) -> Result<ModelPlace<'_>> {
         Ok(match &self.map {
-            Some(map) => ModelPlace::Map(map),
+            Some(map) => ModelPlace::Map { map, paths: &self.paths },
             None => ModelPlace::FileSystem { paths: &self.paths, partition: self.partition()? },
         })
     }

@@ -10,7 +10,7 @@ use onehop_load::Model;
 use onehop_load::engine::calls::RowLayout;
 use onehop_load::model::Tensor;
 use onehop_os::StopSignal;
-use onehop_transfer::{BetterRoute, DriveTable, FileOnDrive, ModelOnDrive, RouteRequest, TableBytes};
+use onehop_transfer::{BetterRoute, DriveTable, FileOnDrive, ModelOnDrive, Progress, RouteRequest, TableBytes};
 use pyo3::prelude::*;
 
 use crate::device::{self, DeviceSpec, GpuDevice};
@@ -89,8 +89,8 @@ impl DriveRows {
     }
 
     /// Writes these rows to memory of this GPU.
-    pub(crate) fn gather(&self, ids: &[u64], to: Region) -> Result<Region> {
-        self.table()?.gather(ids, &to)?;
+    pub(crate) fn gather(&self, ids: &[u64], to: Region, signals: &Signals) -> Result<Region> {
+        self.table()?.gather(ids, &to, signals)?;
         Ok(to)
     }
 
@@ -121,6 +121,25 @@ impl Drop for DriveRows {
         }
         // The driver may wait for calls of other threads, which may wait for the interpreter.
         Python::try_attach(|py| py.detach(|| drop(table)));
+    }
+}
+
+/// Lets Ctrl-C cancel a gather; other threads than the interpreter's main one get no signals.
+#[derive(Default)]
+pub(crate) struct Signals(Mutex<Option<PyErr>>);
+
+impl Signals {
+    /// The exception of a signal's handler.
+    pub(crate) fn raised(self) -> Option<PyErr> {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Progress for Signals {
+    fn is_cancelled(&self) -> bool {
+        let Err(raised) = Python::attach(|py| py.check_signals()) else { return false };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(raised);
+        true
     }
 }
 

@@ -16,7 +16,7 @@ use crate::dtype::{data_type, is_packed};
 use crate::error::{Error, Result};
 use crate::gather::Gatherer;
 use crate::outcome::WhyNot;
-use crate::rows_on_drive::{DriveRows, TableWanted};
+use crate::rows_on_drive::{DriveRows, Signals, TableWanted};
 use crate::tensor::{Tensor, packed_strides};
 
 /// Rows of equal size in a file, which is mapped, or on a drive.
@@ -50,7 +50,7 @@ impl RowSource {
     }
 
     /// Writes rows to this memory, or to new memory.
-    fn gather(&self, ids: Vec<u64>, bytes: usize, to: Option<Region>) -> Result<Region> {
+    fn gather(&self, ids: Vec<u64>, bytes: usize, to: Option<Region>, signals: &Signals) -> Result<Region> {
         let to = match to {
             Some(to) => to,
             // All of it is written before it is read.
@@ -58,7 +58,7 @@ impl RowSource {
         };
         match self {
             Self::File(rows, gatherer) => gatherer.gather(rows, ids, to),
-            Self::Drive(rows) => rows.gather(&ids, to),
+            Self::Drive(rows) => rows.gather(&ids, to, signals),
         }
     }
 }
@@ -285,7 +285,12 @@ impl RowTable {
             (Some(_), None) => return Err(Error::Request("the table is not on a GPU".into()).into()),
             (None, _) => None,
         };
-        let memory = py.detach(|| self.source.gather(ids, bytes, borrowed)).map_err(negative_row)?;
+        let signals = Signals::default();
+        let gathered = py.detach(|| self.source.gather(ids, bytes, borrowed, &signals));
+        if let Some(raised) = signals.raised() {
+            return Err(raised);
+        }
+        let memory = gathered.map_err(negative_row)?;
         let shape: Vec<i64> = std::iter::once(count as i64).chain(self.row.iter().copied()).collect();
         Ok(Tensor {
             name: String::new(),

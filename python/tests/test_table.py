@@ -79,7 +79,7 @@ def test_prefetch_runs_in_the_background(table_file):
         assert same(table.wait(ticket, 60), rows[ids])
         assert ticket.done()
     with pytest.raises(TimeoutError):
-        onehop.Ticket(Future()).result(0.01)
+        onehop.Ticket(table, Future()).result(0.01)
     bad = table.prefetch([1, 5000])
     with pytest.raises(errors.RowError):
         bad.result(60)

@@ -281,6 +281,71 @@ def test_files_of_an_extent_map(tmp_path):
         open_table(f"sim:{image}", extent_map=maps)
 
 
+@needs_image
+@pytest.mark.skipif(ONEHOP is None, reason="no onehop")
+def test_tensors_of_the_named_file_of_an_extent_map(tmp_path):
+    tables = {"/a.safetensors": random_rows(300), "/b.safetensors": random_rows(300)}
+
+    def write(rows):
+        return lambda path: save_file({"table": rows}, path)
+
+    image = make_image(tmp_path, {name[1:]: write(rows) for name, rows in tables.items()})
+    drive, maps = f"sim:{image}", {}
+    for names in (["/a.safetensors"], list(tables)):
+        maps[len(names)] = tmp_path / f"{len(names)}.map"
+        paths = [argument for name in names for argument in ("--path", name)]
+        subprocess.run([ONEHOP, "map", "-d", drive, *paths, "--out", str(maps[len(names)])], check=True)
+
+    def open_tensor(path, count):
+        return onehop.Table.from_safetensors(
+            path, "table", drive=drive, extent_map=maps[count], device="cpu", framework="numpy"
+        )
+
+    for path, table in tables.items():
+        with open_tensor(path, 2) as opened:
+            assert same(opened.gather(range(300)), table)
+    with open_tensor(None, 1) as opened:
+        assert same(opened.gather([7]), tables["/a.safetensors"][[7]])
+    for path in ("/b.safetensors", "/nosuch"):
+        with pytest.raises(errors.OnehopError, match=path):
+            open_tensor(path, 1)
+
+
+def test_arguments_of_any_integer_type_and_errors_that_name_them(raw):
+    drive, rows = raw
+    number = numpy.int64
+    with open_table(drive, row=[number(66)], rows=number(5), offset=number(264), cache_bytes=number(1 << 20)) as table:
+        assert same(table.gather([0]), rows[[1]])
+        other = table.prefetch([2])
+        for ids in ({1, 2}, {1: 2}, 5, [[1]], [1.0]):
+            with pytest.raises(errors.RequestError, match="row numbers"):
+                table.gather(ids)
+        with open_table("sim:mem:1M", rows=5) as second:
+            for ticket in (None, other):
+                with pytest.raises(errors.RequestError, match="ticket"):
+                    second.wait(ticket)
+        assert same(table.wait(other, timeout=1e300), rows[[3]])
+    wrong = {"rows": 1.5, "offset": -1, "stride": "264", "cache_bytes": 1.0, "nsid": 1 << 32, "route": None, "row": [2.0]}
+    for argument, value in wrong.items():
+        with pytest.raises(errors.RequestError, match=f"^{argument}="):
+            open_table(drive, **{argument: value})
+
+
+def test_ctrl_c_between_kernels(tmp_path):
+    rows = 1 << 15
+    with open_table("sim:mem:128M?bandwidth=20M", row=(1,), stride=4096, rows=rows, cache_bytes=1 << 20) as table:
+        # Kernels learn how many rows they have time for.
+        table.gather(range(4000))
+        timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            table.gather(range(rows))
+        timer.join()
+        # All of them take 6.5 seconds.
+        assert time.monotonic() - begun < 3
+
+
 @needs_server
 def test_a_vfio_user_drive(raw, tmp_path):
     drive, rows = raw

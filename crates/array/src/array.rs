@@ -185,8 +185,16 @@ impl Array {
     /// [`Error::Rows`] when the array has fewer such rows; when `out` is too short, or the kernel failed. Rows that fail are
     /// in the result.
     pub fn gather(&self, rows: ArrayRows, ids: &[u64], out: &Region) -> Result<MovedRows> {
-        let warps = (ids.len() as u32).div_ceil(32).clamp(1, self.most(MOST_WARPS));
-        self.move_rows(ArrayJob::gather, rows, ids, out, warps)
+        self.gather_items(rows, in_order(ids), out)
+    }
+
+    /// The same for rows that go to any places of `out`.
+    ///
+    /// # Errors
+    /// As for [`Self::gather`].
+    pub fn gather_items(&self, rows: ArrayRows, items: Vec<GatherItem>, out: &Region) -> Result<MovedRows> {
+        let warps = (items.len() as u32).div_ceil(32).clamp(1, self.most(MOST_WARPS));
+        self.move_rows(ArrayJob::gather, rows, items, out, warps)
     }
 
     /// Reads rows as [`Self::gather`] does, by threads that each pin a page and copy from it.
@@ -194,7 +202,7 @@ impl Array {
     /// # Errors
     /// As for [`Self::gather`].
     pub fn read(&self, rows: ArrayRows, ids: &[u64], out: &Region) -> Result<MovedRows> {
-        self.move_rows(ArrayJob::read, rows, ids, out, self.threads(ids.len()))
+        self.move_rows(ArrayJob::read, rows, in_order(ids), out, self.threads(ids.len()))
     }
 
     /// Writes rows from `from`, in the order of `ids`. Among duplicates, which one is written last is undefined.
@@ -202,7 +210,7 @@ impl Array {
     /// # Errors
     /// As for [`Self::gather`].
     pub fn scatter(&self, rows: ArrayRows, ids: &[u64], from: &Region) -> Result<MovedRows> {
-        self.move_rows(ArrayJob::write, rows, ids, from, self.threads(ids.len()))
+        self.move_rows(ArrayJob::write, rows, in_order(ids), from, self.threads(ids.len()))
     }
 
     /// Writes back every dirty page and makes it durable on the drive. This covers all writes of kernels that have
@@ -306,7 +314,7 @@ impl Array {
         &self,
         job: fn(ArrayRows, &[GatherItem], [&Region; 2], Duration) -> onehop_gpu::Result<ArrayJob>,
         rows: ArrayRows,
-        ids: &[u64],
+        mut items: Vec<GatherItem>,
         buffer: &Region,
         threads: u32,
     ) -> Result<MovedRows> {
@@ -314,18 +322,20 @@ impl Array {
         if rows.count > most {
             return Err(Error::Rows { rows, most });
         }
-        if ids.is_empty() {
+        let Some(last) = items.iter().map(|item| item.to as usize).max() else {
             return Ok(MovedRows { took: Duration::ZERO, failed: Vec::new() });
-        }
-        let mut list: Vec<_> = (0..).zip(ids).map(|(to, row)| GatherItem { row: *row, to, pad: 0 }).collect();
-        list.sort_unstable_by_key(|item| item.row);
+        };
+        items.sort_unstable_by_key(|item| item.row);
         let limit = self.options.limit;
-        let job = |answers: &Region| job(rows, &list, [buffer, answers], limit);
-        let (took, answers) = self.run((ids.len() * 4, NO_ANSWER), threads, limit, job)?;
+        let job = |answers: &Region| job(rows, &items, [buffer, answers], limit);
+        let (took, answers) = self.run(((last + 1) * 4, NO_ANSWER), threads, limit, job)?;
         // Threads answer all rows, unless they do not find the array.
         let error = |code| ArrayError::from_code(code).unwrap_or(ArrayError::NoArray);
-        let failed = answers.into_iter().enumerate().filter(|(_, code)| *code != 0);
-        Ok(MovedRows { took, failed: failed.map(|(place, code)| (place, error(code))).collect() })
+        let answer = |place: usize| answers.get(place).copied().unwrap_or(i32::from(NO_ANSWER));
+        items.sort_unstable_by_key(|item| item.to);
+        let answered = items.iter().map(|item| (item.to as usize, answer(item.to as usize)));
+        let failed = answered.filter(|(_, code)| *code != 0).map(|(place, code)| (place, error(code)));
+        Ok(MovedRows { took, failed: failed.collect() })
     }
 
     /// Runs a kernel that starts no new page after `limit`. It has `bytes` bytes of results, which are `value` at
@@ -363,6 +373,11 @@ impl Drop for Array {
         // There is no caller to report an error to.
         let _ = self.end();
     }
+}
+
+/// Rows that go to the places of their numbers in the list.
+fn in_order(ids: &[u64]) -> Vec<GatherItem> {
+    (0..).zip(ids).map(|(to, row)| GatherItem { row: *row, to, pad: 0 }).collect()
 }
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = i32> {

@@ -15,6 +15,6 @@ mod stats;
 pub use array::{Array, Flushed, MovedRows};
 pub use error::{Error, Result};
 pub use onehop_gpu::ArrayRows;
-pub use onehop_proto::array::ArrayError;
+pub use onehop_proto::array::{ArrayError, GatherItem};
 pub use options::ArrayOptions;
 pub use stats::ArrayStats;

@@ -47,7 +47,7 @@ fn main() -> Result<()> {
     let alone = put_model(&drive, &gpu, queues, bytes)?;
     let map = std::env::temp_dir().join(format!("onehop-long-load-{}", std::process::id()));
     std::fs::write(&map, map_of(&drive, bytes)?.to_bytes())?;
-    let model = ModelOnDrive::open(&drive, ns, ModelPlace::Map(&map));
+    let model = ModelOnDrive::open(&drive, ns, ModelPlace::Map { map: &map, paths: &[] });
     std::fs::remove_file(&map)?;
     let model = model?;
     let plan = model.plan(&Selection::default(), plan_options(ns))?;

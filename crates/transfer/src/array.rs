@@ -46,6 +46,7 @@ pub fn open_array(
                     MOVE_LESS => "Use a smaller cache".into(),
                     // Arrays have no such routes.
                     fix if fix.contains("cpu/") => String::new(),
+                    fix if fix.contains("--queues") => "An array and its reader take a queue each".into(),
                     _ => no.fix,
                 };
                 // Two placements of one route may fail for the same reason.

@@ -25,8 +25,13 @@ pub enum ModelPlace<'a> {
         /// The partition, if several have a supported file system.
         partition: Option<Which>,
     },
-    /// By an extent map, on any file system.
-    Map(&'a Path),
+    /// By an extent map, on any file system: these files and directories of it, or all of them if none is named.
+    Map {
+        /// The file with the maps.
+        map: &'a Path,
+        /// Paths as in the maps.
+        paths: &'a [PathBuf],
+    },
 }
 
 /// An open model on a drive.
@@ -61,11 +66,12 @@ impl ModelOnDrive {
     pub fn open(drive: &Drive, ns: &Namespace, place: ModelPlace<'_>) -> Result<Self> {
         let blocks = volume::blocks(drive, ns)?;
         match place {
-            ModelPlace::Map(path) => {
-                let maps = volume::read_maps(path, drive, ns)?;
+            ModelPlace::Map { map, paths } => {
+                let maps = volume::read_maps(map, drive, ns)?;
                 let store = OnMaps::new(maps.clone(), blocks.clone())?;
-                let model = Arc::new(Model::open(&store, &store.roots())?);
-                let found_by = format!("the extent map {}", path.display());
+                let roots = if paths.is_empty() { store.roots() } else { paths.to_vec() };
+                let model = Arc::new(Model::open(&store, &roots)?);
+                let found_by = format!("the extent map {}", map.display());
                 Ok(Self { model, file_system: None, found_by, maps, blocks })
             }
             ModelPlace::FileSystem { paths, partition } => {

@@ -1,8 +1,10 @@
 //! Tables on a drive: rows of equal size, which GPU threads read through a cache.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use onehop_array::{Array, ArrayOptions, ArrayStats};
+use onehop_array::{Array, ArrayError, ArrayOptions, ArrayStats, GatherItem};
 use onehop_drive::{Drive, Namespace, Placement};
 use onehop_files::{Blocks, Extent, Place, read_extents};
 use onehop_gpu::{Gpu, Region};
@@ -13,6 +15,7 @@ use crate::engine::block_bytes;
 use crate::error::{Error, Result};
 use crate::file::FileOnDrive;
 use crate::model::ModelOnDrive;
+use crate::progress::{Progress, check};
 use crate::route::{BetterRoute, RouteRequest};
 use crate::volume;
 
@@ -23,6 +26,13 @@ const MOST_PAGE: u64 = 1 << 16;
 /// Rows that one kernel gathers, and their bytes: its time and its memory are limited.
 const MOST_ROWS: usize = 1 << 18;
 const MOST_BYTES: usize = 1 << 30;
+
+/// Rows of a table's first kernel. Later ones get more or fewer, so that each takes a part of a second: the caller may
+/// cancel between them.
+const FIRST_ROWS: usize = 1 << 14;
+const LEAST_ROWS: usize = 1 << 6;
+const SHORT_KERNEL: Duration = Duration::from_millis(100);
+const LONG_KERNEL: Duration = Duration::from_millis(500);
 
 /// The distance of the rows that GPU threads know: all rows of a table begin at a multiple of one of these, wherever on
 /// the drive they are. Kernels copy by 16 bytes where they can.
@@ -115,6 +125,8 @@ pub struct DriveTable {
     start: u64,
     /// See [`UNITS`].
     unit: u64,
+    /// Rows of the next kernel.
+    most_rows: AtomicUsize,
     /// The route's name.
     pub route: &'static str,
     /// Better routes that were tried, and why they failed.
@@ -128,11 +140,22 @@ impl DriveTable {
     /// # Errors
     /// When there are no such rows, and as for [`open_array`].
     pub fn open(
-        (drive, ns, place): (&Drive, &Namespace, TableBytes),
+        on: (&Drive, &Namespace, TableBytes),
         layout: RowLayout,
         gpu: &Arc<dyn Gpu>,
         request: &RouteRequest,
         cache_bytes: u64,
+    ) -> Result<Self> {
+        Self::with_options(on, layout, gpu, request, ArrayOptions::new(Placement::TIER1, cache_bytes))
+    }
+
+    /// With these options, but for the size of a page.
+    fn with_options(
+        (drive, ns, place): (&Drive, &Namespace, TableBytes),
+        layout: RowLayout,
+        gpu: &Arc<dyn Gpu>,
+        request: &RouteRequest,
+        options: ArrayOptions,
     ) -> Result<Self> {
         let RowLayout { offset, bytes, stride, count } = layout;
         if count == 0 {
@@ -156,11 +179,21 @@ impl DriveTable {
         let block = block_bytes(ns);
         let page = (bytes as u64).next_power_of_two().clamp(LEAST_PAGE, MOST_PAGE).max(block);
         let page_bytes = page.min(drive.identity().max_transfer) as u32;
-        let options = ArrayOptions { page_bytes, ..ArrayOptions::new(Placement::TIER1, cache_bytes) };
+        let options = ArrayOptions { page_bytes, ..options };
         let blocks = first / block..last.div_ceil(block);
         let RoutedArray { array, route, why_not_better, .. } =
             open_array((drive, ns, blocks), gpu, request, &options)?;
-        Ok(Self { array, place, layout, start: first / block * block, unit, route, why_not_better })
+        let most_rows = AtomicUsize::new(FIRST_ROWS);
+        Ok(Self {
+            array,
+            place,
+            layout,
+            start: first / block * block,
+            unit,
+            most_rows,
+            route,
+            why_not_better,
+        })
     }
 
     /// The rows.
@@ -173,42 +206,63 @@ impl DriveTable {
     /// CPU.
     ///
     /// # Errors
-    /// [`Error::NoRow`] before anything is written; when rows cannot be read, `out` is too short, or the kernel failed.
-    pub fn gather(&self, ids: &[u64], out: &Region) -> Result<()> {
+    /// [`Error::NoRow`] before anything is written; when rows cannot be read, `out` is too short, the kernel failed, or the
+    /// caller cancels.
+    pub fn gather(&self, ids: &[u64], out: &Region, progress: &dyn Progress) -> Result<()> {
         let RowLayout { bytes, count, .. } = self.layout;
         if let Some((at, id)) = ids.iter().enumerate().find(|(_, id)| **id >= count) {
             return Err(Error::NoRow { at, id: *id, count });
         }
-        let most = (MOST_BYTES / bytes).clamp(1, MOST_ROWS);
-        for (ids, first) in ids.chunks(most).zip((0..).step_by(most)) {
-            self.gather_some(ids, &out.slice(first * bytes..(first + ids.len()) * bytes)?)?;
+        let mut done = 0;
+        while done < ids.len() {
+            if done > 0 {
+                check(progress)?;
+            }
+            let most = self.most_rows.load(Ordering::Relaxed).min(MOST_BYTES / bytes).max(1);
+            let (count, begun) = (most.min(ids.len() - done), Instant::now());
+            let (some, end) = (ids.get(done..done + count).unwrap_or_default(), done + count);
+            self.gather_some(some, &out.slice(done * bytes..end * bytes)?, progress)?;
+            match begun.elapsed() {
+                took if took > LONG_KERNEL => self.set_most_rows(count / 2),
+                took if took < SHORT_KERNEL && count == most => self.set_most_rows(count * 4),
+                _ => {}
+            }
+            done = end;
         }
         Ok(())
     }
 
-    fn gather_some(&self, ids: &[u64], out: &Region) -> Result<()> {
+    fn set_most_rows(&self, rows: usize) {
+        self.most_rows.store(rows.clamp(LEAST_ROWS, MOST_ROWS), Ordering::Relaxed);
+    }
+
+    fn gather_some(&self, ids: &[u64], out: &Region, progress: &dyn Progress) -> Result<()> {
         let RowLayout { offset, bytes, stride, .. } = self.layout;
         let byte = |id: u64| offset + id * stride as u64;
         let mut by_cpu = Vec::new();
-        // The kernel's rows. At the places of those that the CPU reads, it writes another one.
-        let mut rows = Vec::with_capacity(ids.len());
-        for (to, id) in ids.iter().enumerate() {
+        let mut items = Vec::with_capacity(ids.len());
+        for (to, id) in (0..).zip(ids) {
             match self.place.on_drive(byte(*id), bytes as u64) {
-                Some(at) => rows.push((at - self.start) / self.unit),
-                None => {
-                    by_cpu.push(to);
-                    rows.push(rows.last().copied().unwrap_or(0));
-                }
+                Some(at) => items.push(GatherItem { row: (at - self.start) / self.unit, to, pad: 0 }),
+                None => by_cpu.push(to as usize),
             }
         }
-        let moved = self.array.gather(self.array.rows(bytes as u32, self.unit as u32), &rows, out)?;
-        let mut failed = moved.failed;
-        failed.retain(|(place, _)| by_cpu.binary_search(place).is_err());
-        if let Some((place, why)) = failed.first() {
-            // If the drive is gone, this says why.
-            self.array.check()?;
-            let row = ids.get(*place).copied().unwrap_or_default();
-            return Err(Error::Rows { failed: failed.len(), of: ids.len(), row, why: *why });
+        let rows = self.array.rows(bytes as u32, self.unit as u32);
+        while !items.is_empty() {
+            let failed = self.array.gather_items(rows, items.clone(), out)?.failed;
+            // A slow drive, or one that is being recovered, keeps pages longer than threads wait for them.
+            let has_come_late = |why: &ArrayError| matches!(why, ArrayError::NoRoom | ArrayError::TimedOut);
+            if let Some((place, why)) = failed.first()
+                && (failed.len() == items.len() || !failed.iter().all(|(_, why)| has_come_late(why)))
+            {
+                // If the drive is gone, this says why.
+                self.array.check()?;
+                let row = ids.get(*place).copied().unwrap_or_default();
+                return Err(Error::Rows { failed: failed.len(), of: ids.len(), row, why: *why });
+            }
+            items
+                .retain(|item| failed.binary_search_by_key(&(item.to as usize), |(place, _)| *place).is_ok());
+            check(progress)?;
         }
         let mut row = vec![0; bytes];
         for to in by_cpu {
@@ -263,10 +317,47 @@ mod tests {
         extents
     }
 
+    fn open_drive(name: &str) -> Drive {
+        let found = controllers::find(name, &StopSignal::default()).unwrap();
+        Drive::open(found.backend, RouteOptions::default().drive_options(true)).unwrap()
+    }
+
+    /// Cancels when it is asked for the second time.
+    struct Twice(AtomicUsize);
+
+    impl Progress for Twice {
+        fn is_cancelled(&self) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed) > 0
+        }
+    }
+
+    #[test]
+    fn slow_drives_get_as_long_as_they_need_unless_the_caller_cancels() {
+        let drive = open_drive("sim:mem:1M?latency=4ms");
+        let (ns, gpu): (_, Arc<dyn Gpu>) = (drive.namespace(1).unwrap(), Arc::new(Emulated::new()));
+        let place = TableBytes::of_drive(&drive, ns).unwrap();
+        let layout = RowLayout { offset: 0, bytes: 4096, stride: 4096, count: 256 };
+        // One page of cache: rows wait for each other, longer than a thread waits.
+        let options = ArrayOptions {
+            patience: Duration::from_millis(100),
+            ..ArrayOptions::new(Placement::TIER1, 4096)
+        };
+        let table = DriveTable::with_options((&drive, ns, place), layout, &gpu, &RouteRequest::Auto, options)
+            .unwrap();
+        let ids: Vec<_> = (0..100).collect();
+        let out = gpu.alloc(Memory::Vram, 100 * 4096).unwrap();
+        table.gather(&ids, &out, &()).unwrap();
+        let cancelled = table.gather(&ids, &out, &Twice(AtomicUsize::new(0)));
+        assert!(matches!(cancelled, Err(Error::Cancelled)), "{cancelled:?}");
+        // Shorter kernels from now on.
+        table.set_most_rows(10);
+        table.gather(&ids, &out, &()).unwrap();
+        assert_eq!(table.most_rows.load(Ordering::Relaxed), LEAST_ROWS);
+    }
+
     #[test]
     fn rows_of_scattered_files_are_right() {
-        let found = controllers::find("sim:mem:4M", &StopSignal::default()).unwrap();
-        let drive = Drive::open(found.backend, RouteOptions::default().drive_options(true)).unwrap();
+        let drive = open_drive("sim:mem:4M");
         let ns = drive.namespace(1).unwrap();
         let queue = drive.queue().unwrap();
         let data: Vec<u8> = (0..BYTES).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 29) as u8).collect();
@@ -296,7 +387,7 @@ mod tests {
             let table = open(layout, 256 << 10).unwrap();
             let ids: Vec<_> = (0..count).chain([count - 1, 0, 0]).collect();
             let out = gpu.alloc(Memory::Vram, ids.len() * bytes).unwrap();
-            table.gather(&ids, &out).unwrap();
+            table.gather(&ids, &out, &()).unwrap();
             let (mut got, mut want) = (vec![0; bytes], vec![0; bytes]);
             for (place, id) in ids.iter().enumerate() {
                 out.read(place * bytes, &mut got).unwrap();
@@ -307,8 +398,8 @@ mod tests {
                     "seed {seed}: row {id} of {bytes} bytes every {stride} from {offset} on"
                 );
             }
-            assert!(matches!(table.gather(&[0, count], &out), Err(Error::NoRow { at: 1, .. })));
-            assert!(table.gather(&ids, &out.slice(0..bytes).unwrap()).is_err());
+            assert!(matches!(table.gather(&[0, count], &out, &()), Err(Error::NoRow { at: 1, .. })));
+            assert!(table.gather(&ids, &out.slice(0..bytes).unwrap(), &()).is_err());
             assert!(open(RowLayout { count: count + 1, ..layout }, 1 << 20).is_err());
             assert!(open(RowLayout { offset: offset + 2, count: count - 1, ..layout }, 1 << 20).is_err());
         }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import array
 import json
+import operator
 import os
 import threading
 import warnings
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -52,10 +54,8 @@ def _dtype(dtype: Any) -> str:
 
 def _numbers(ids: Any) -> Tuple[bytes, Tuple[int, ...]]:
     """Row numbers as eight bytes each, and their shape."""
-    if isinstance(ids, range):
-        ids = list(ids)
-    if isinstance(ids, (bytes, bytearray, memoryview, str)):
-        raise errors.RequestError(f"row numbers are integers, not {type(ids).__name__}")
+    if isinstance(ids, (bytes, bytearray, memoryview, str, set, frozenset, dict)):
+        raise errors.RequestError(f"row numbers are a list, an array or a tensor of integers, not {type(ids).__name__}")
     if hasattr(ids, "detach"):
         # torch's.
         ids = ids.detach().cpu().numpy()
@@ -64,9 +64,11 @@ def _numbers(ids: Any) -> Tuple[bytes, Tuple[int, ...]]:
         ids = ids.get()
     if not hasattr(ids, "__array__"):
         try:
-            return array.array("q", ids).tobytes(), (len(ids),)
+            listed = array.array("q", list(ids))
+            return listed.tobytes(), (len(listed),)
         except (TypeError, OverflowError) as error:
-            raise errors.RequestError(f"row numbers must be integers of 64 bits: {error}") from None
+            why = f"row numbers must be a flat list of 64-bit integers, or an array or tensor of any shape: {error}"
+            raise errors.RequestError(why) from None
     import numpy
 
     numbers = numpy.asarray(ids)
@@ -93,25 +95,36 @@ def _on_drive(
         return None
     if partition is not None and (path is None or extent_map is not None):
         raise errors.RequestError("partition= is for a path in the drive's own file system")
-    if nsid is not None and not 1 <= nsid < 2**32:
-        raise errors.RequestError(f"nsid={nsid}: namespaces count from 1")
-    if cache_bytes is not None and not 0 < cache_bytes < 1 << 63:
-        raise errors.RequestError(f"cache_bytes={cache_bytes}: give the bytes of GPU memory for pages")
+    for argument, value in (("drive", drive), ("route", route)):
+        if not isinstance(value, str):
+            raise errors.RequestError(f"{argument}={value!r}: give a string")
     return _Drive(
         drive,
         None if path is None else os.fsdecode(path),
         None if extent_map is None else os.fsdecode(extent_map),
         None if partition is None else str(partition),
-        1 if nsid is None else nsid,
-        _CACHE_BYTES if cache_bytes is None else cache_bytes,
+        1 if nsid is None else _whole("nsid", nsid, 1, 2**32 - 1),
+        _CACHE_BYTES if cache_bytes is None else _whole("cache_bytes", cache_bytes, 4096),
         route,
     )
+
+
+def _whole(argument: str, value: Any, least: int = 0, most: int = 2**63 - 1) -> int:
+    """An argument that is an integer, of any of its types."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number <= most:
+        raise errors.RequestError(f"{argument}={value!r}: give an integer from {least} to {most}")
+    return number
 
 
 class Ticket:
     """Rows that are being gathered: `result()` waits for them."""
 
-    def __init__(self, future: _TensorFuture) -> None:
+    def __init__(self, table: Table, future: _TensorFuture) -> None:
+        self._table = weakref.ref(table)
         self._future = future
         self._process = os.getpid()
 
@@ -123,6 +136,8 @@ class Ticket:
         """The rows, as `Table.gather` returns them. Raises TimeoutError if they take longer than `timeout` seconds."""
         if os.getpid() != self._process and not self._future.done():
             raise errors.RequestError("these rows were requested before a fork, and go to the parent")
+        if timeout is not None and timeout > threading.TIMEOUT_MAX:
+            timeout = None
         if not wait([self._future], timeout).done:
             raise TimeoutError(f"the rows have not arrived after {timeout} s")
         return self._future.result()
@@ -132,9 +147,9 @@ class CacheCounts(NamedTuple):
     """What a table's cache did since it was opened. The counts wrap at 2**32."""
 
     wanted: int
-    """Pages that gathers looked up."""
+    """Lookups: one for each page of each row of a list."""
     hits: int
-    """How many of them were in the cache."""
+    """Those whose page was in the cache."""
     reads: int
     """Pages read from the drive, one command each."""
     failed_reads: int
@@ -205,18 +220,17 @@ class Table:
         cache_bytes: Optional[int] = None,
         route: str = "auto",
     ) -> None:
-        if isinstance(row, int):
-            row = (row,)
+        row = [_whole("row", dim) for dim in (row if hasattr(row, "__iter__") else (row,))]
         if len(row) > _MOST_DIMENSIONS:
             raise errors.RequestError(f"a row has {len(row)} dimensions, {_MOST_DIMENSIONS} at most")
-        sizes = [*row, offset, 0 if rows is None else rows, 0 if stride is None else stride]
-        if any(not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 63 for size in sizes):
-            raise errors.RequestError("row, rows, offset and stride must be integers from 0 to 2**63 - 1")
+        offset = _whole("offset", offset)
+        rows = None if rows is None else _whole("rows", rows)
+        stride = None if stride is None else _whole("stride", stride)
         converter(framework)
         on = _on_drive(drive, path, partition, extent_map, nsid, cache_bytes, route)
         device, dtype = _device_name(device), _dtype(dtype)
         if on is not None:
-            native = on.open((dtype, list(row), rows, offset, stride), device)
+            native = on.open((dtype, row, rows, offset, stride), device)
         elif path is None:
             raise TypeError("None is not a path: a table needs a file, or drive=")
         else:
@@ -249,6 +263,8 @@ class Table:
         route: str = "auto",
     ) -> Table:
         """A tensor of a safetensors file: its first dimension counts the rows. On a drive it may be one of a GGUF file."""
+        if not isinstance(name, str):
+            raise errors.RequestError(f"name={name!r}: give the tensor's name")
         on = _on_drive(drive, path, partition, extent_map, nsid, cache_bytes, route)
         if on is not None:
             if path is None and extent_map is None:
@@ -295,10 +311,12 @@ class Table:
         with self._lock:
             if self._workers is None:
                 self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="onehop table")
-            return Ticket(self._workers.submit(self._gather, numbers, shape, out, ready))
+            return Ticket(self, self._workers.submit(self._gather, numbers, shape, out, ready))
 
     def wait(self, ticket: Ticket, timeout: Optional[float] = None) -> Any:
-        """The rows of a ticket."""
+        """The rows of a ticket of this table."""
+        if not isinstance(ticket, Ticket) or ticket._table() is not self:
+            raise errors.RequestError("wait takes a ticket that prefetch of this table returned")
         return ticket.result(timeout)
 
     def _ready(self, out: Any) -> Any:

@@ -451,11 +451,11 @@ impl CallEngineInner {
         self.callers.load(Ordering::Relaxed) * 2 > self.threads
     }
 
-    /// Copies all of a call into GPU memory.
+    /// Copies a chunk of a short call into GPU memory.
     fn copy_alone(&self, call: &Call, chunk: usize, slot: usize, filled: Filled) -> Result<(), CallError> {
-        let Destination { target, at, .. } = &call.memory;
+        let target = &call.memory.target;
         if call.is_memory_there() {
-            let copied = target.own.copy_in(slot * SLOT + filled.skip, *at, filled.bytes);
+            let copied = target.own.copy_in(slot * SLOT + filled.skip, call.place(chunk), filled.bytes);
             copied.map_err(|failed| self.release_slot(call, slot, failed))?;
             self.slots.put_back(target.index, slot);
             call.finish(chunk, filled.bytes);
@@ -467,7 +467,7 @@ impl CallEngineInner {
 
     fn write_chunk(&self, call: &Call, file: &CallFile, chunk: usize, slot: usize) -> Result<(), CallError> {
         let (at, bytes) = call.range(chunk);
-        let from = call.memory.at + (at - call.at) as usize;
+        let from = call.place(chunk);
         // The slot may have come so late that the call was given up.
         if call.has_failed() {
             self.slots.put_back(call.memory.target.index, slot);

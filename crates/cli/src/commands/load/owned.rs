@@ -126,7 +126,7 @@ pub(super) fn run(args: &Args, spec: &str, context: &CommandContext) -> Result<R
 /// Where the model is, according to the arguments.
 fn place(args: &Args) -> ModelPlace<'_> {
     match &args.map {
-        Some(map) => ModelPlace::Map(map),
+        Some(map) => ModelPlace::Map { map, paths: &[] },
         None => ModelPlace::FileSystem { paths: &args.path, partition: args.partition },
     }
 }

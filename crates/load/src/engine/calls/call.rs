@@ -168,6 +168,11 @@ impl Call {
         (self.at + start as u64, end - start)
     }
 
+    /// Where a chunk is in the GPU's memory.
+    pub(super) fn place(&self, chunk: usize) -> usize {
+        self.memory.at + (self.range(chunk).0 - self.at) as usize
+    }
+
     /// The next chunk that no thread has taken.
     pub(super) fn take(&self) -> Option<usize> {
         let chunk = self.next.fetch_add(1, Ordering::AcqRel);

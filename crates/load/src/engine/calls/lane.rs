@@ -36,8 +36,7 @@ impl CallLane {
 
 fn rows(full: &Full<CallPart>) -> Rows {
     let CallPart { call, chunk, skip, bytes } = &full.part;
-    let to = call.memory.at + (call.range(*chunk).0 - call.at) as usize;
-    Rows { from: full.slot * SLOT + skip, to, row: *bytes, rows: 1, step: *bytes }
+    Rows { from: full.slot * SLOT + skip, to: call.place(*chunk), row: *bytes, rows: 1, step: *bytes }
 }
 
 /// Whether all copies up to a mark are over, which is set now if there is none.

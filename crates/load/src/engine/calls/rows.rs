@@ -182,7 +182,7 @@ mod tests {
             let table = rows(layout, bytes).unwrap();
             for threads in [1, 4] {
                 let bench = CallFixture::new(threads);
-                for many in [1, 2, (3 << 20) / row as u64] {
+                for many in [1, 2, (110 << 10) / row as u64, (3 << 20) / row as u64] {
                     // With repetitions, and the first and last among them.
                     let ids: Vec<u64> =
                         (0..many).map(|i| if i == 1 { count - 1 } else { i * 7_919_777 % count }).collect();
