@@ -5,6 +5,7 @@
 //! program vouches for.
 
 mod async_io;
+mod audit;
 mod batch;
 mod buffers;
 mod config;

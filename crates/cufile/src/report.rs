@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use onehop_load::engine::calls::CallBytes;
 use onehop_os::file_writes::WriteSum;
 
+use crate::audit;
 use crate::error::Code;
 use crate::files::{RegisteredFile, file};
 use crate::machine::if_started;
@@ -78,15 +79,25 @@ fn write_ways() -> String {
     write_sums().iter().map(way).collect()
 }
 
+/// Another library of this name that the process has loaded: calls to it are none of ours.
+fn other_library() -> Option<String> {
+    let own = audit::own_path().and_then(|path| std::fs::canonicalize(path.to_str().ok()?).ok());
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
+    let mut others = paths.filter(|path| audit::is_cufile(path.as_bytes()));
+    others.find(|path| std::fs::canonicalize(path).ok() != own).map(Into::into)
+}
+
 fn line() -> String {
     let (totals, bytes) = (totals(), bytes());
     let seconds = totals.busy.as_secs_f64();
     let rate = (totals.read_bytes + totals.written_bytes) as f64 / seconds.max(1e-9) / 1e9;
     let CallBytes { cached, cache_miss, direct, written } = bytes;
+    let other = other_library().map(|path| format!("; {path} is loaded, too, and its calls are not counted"));
     format!(
         "route {}; {} reads of {} bytes ({cached} out of the page cache, {cache_miss} through it, {direct} past it), \
          {} writes of {} bytes ({written} out of GPU memory{}), {} bytes of host memory, {} errors, \
-         {seconds:.3} s busy, {rate:.2} GB/s; why not direct: {WHY}",
+         {seconds:.3} s busy, {rate:.2} GB/s; why not direct: {WHY}{}",
         route(&bytes, totals.host_bytes),
         totals.reads,
         totals.read_bytes,
@@ -95,6 +106,7 @@ fn line() -> String {
         write_ways(),
         totals.host_bytes,
         totals.errors,
+        other.unwrap_or_default(),
     )
 }
 
@@ -120,6 +132,7 @@ fn json(file: Option<&RegisteredFile>) -> String {
         "errors": totals.errors,
         "busy_seconds": totals.busy.as_secs_f64(),
         "why_not_better": WHY,
+        "other_library": other_library(),
         "why_cached": file.and_then(|file| file.file.why_cached()),
     })
     .to_string()

@@ -235,6 +235,46 @@ fn a_process_reports_its_route_at_its_end() {
     );
 }
 
+/// As torch does.
+#[test]
+fn a_library_that_is_opened_by_its_path_is_replaced() {
+    let Some(Made { folder, .. }) = made() else { return };
+    let (other, program) = (folder.join("other"), folder.join("by-path"));
+    std::fs::create_dir_all(&other).unwrap();
+    let at = |path: &Path| path.to_str().unwrap().to_owned();
+    let (source, library) = (at(&folder.join("by-path.c")), at(&other.join("libcufile.so.0")));
+    let stub = at(&folder.join("stub.c"));
+    std::fs::write(&stub, "int cuFileGetVersion(int *out) { *out = 7; return 0; }").unwrap();
+    run_compiler(&["-shared", "-fPIC", "-Wl,-soname,libcufile.so.0", "-o", &library, &stub]);
+    let body = "#include <dlfcn.h>\n#include <stdio.h>\n#include \"onehop/cufile.h\"\n\
+        int main(int count, char **names) {\n\
+            char text[4096];\n\
+            for (int i = 1; i < count; i++) {\n\
+                void *opened = dlopen(names[i], RTLD_NOW);\n\
+                int version = 0, (*get)(int *) = opened ? (int (*)(int *))dlsym(opened, \"cuFileGetVersion\") : 0;\n\
+                if (get) get(&version);\n\
+                printf(\"%d \", version);\n\
+            }\n\
+            onehop_cufile_route(0, text, sizeof text);\n\
+            puts(text);\n\
+        }\n";
+    std::fs::write(&source, body).unwrap();
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include");
+    let (include, cufile, program) = (at(&top), at(&folder.join("cufile")), at(&program));
+    run_compiler(&["-std=gnu11", "-I", &include, &source, "-L", &cufile, "-lcufile", "-ldl", "-o", &program]);
+    let own = at(&folder.join("cufile/libcufile.so.0"));
+    let run = |variables: &[(&str, &str)]| {
+        let mut command = Command::new(&program);
+        command.args([&library, "libcufile.so.0", "libm.so.6"]).env("LD_LIBRARY_PATH", &cufile);
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let plain = run(&[("LD_PRELOAD", &own)]);
+    assert!(plain.starts_with("7 1170 0 {") && plain.contains("/other/libcufile.so.0\""), "{plain}");
+    let audited = run(&[("LD_PRELOAD", &own), ("LD_AUDIT", &own)]);
+    assert!(audited.starts_with("1170 1170 0 {") && audited.contains("\"other_library\":null"), "{audited}");
+}
+
 #[test]
 fn the_library_has_the_name_and_every_function_of_the_header() {
     let Some(Made { folder, .. }) = made() else { return };

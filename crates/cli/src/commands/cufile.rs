@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Subcommand;
-use serde_json::json;
+
+use serde_json::Value;
 
 use crate::error::{CliError, Result};
 use crate::report::{Report, ReportText};
@@ -20,6 +21,7 @@ const BUILT: &str = "libonehop_cufile.so";
 const INSTALLED: &str = "../lib/onehop/cufile";
 const PRELOAD: &str = "LD_PRELOAD";
 const LIBRARIES: &str = "LD_LIBRARY_PATH";
+const AUDIT: &str = "LD_AUDIT";
 
 #[derive(Subcommand)]
 pub(crate) enum CuFileCommand {
@@ -37,6 +39,9 @@ pub(crate) struct RunArgs {
     /// command]
     #[arg(long, value_name = "DIR")]
     library: Option<PathBuf>,
+    /// Leave libraries alone that the program opens by their path, as torch does: LD_AUDIT is not set
+    #[arg(long)]
+    no_audit: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -50,6 +55,9 @@ pub(crate) struct EnvArgs {
     /// command]
     #[arg(long, value_name = "DIR")]
     library: Option<PathBuf>,
+    /// Leave libraries alone that programs open by their path, as torch does: LD_AUDIT is not set
+    #[arg(long)]
+    no_audit: bool,
 }
 
 pub(crate) fn run(command: &CuFileCommand) -> Result<Report> {
@@ -65,7 +73,7 @@ fn run_program(args: &RunArgs) -> Result<Report> {
         return Err(CliError::Usage("a program to run is missing".into()));
     };
     let mut command = Command::new(program);
-    command.args(rest).envs(variables(&folder, |name| std::env::var_os(name)));
+    command.args(rest).envs(variables(&folder, !args.no_audit, |name| std::env::var_os(name)));
     // Returns only if the program could not be started.
     let source = command.exec();
     Err(CliError::File { call: "cannot run", path: program.to_string_lossy().into_owned(), source })
@@ -73,19 +81,24 @@ fn run_program(args: &RunArgs) -> Result<Report> {
 
 fn print_variables(args: &EnvArgs) -> Result<Report> {
     let folder = folder(args.library.as_deref())?;
-    let variables = variables(&folder, |name| std::env::var_os(name));
-    let variables = variables.map(|(name, value)| (name, value.to_string_lossy().into_owned()));
     let mut text = ReportText::default();
-    for (name, value) in &variables {
+    let mut document = serde_json::Map::new();
+    for (name, value) in variables(&folder, !args.no_audit, |name| std::env::var_os(name)) {
+        let value = value.to_string_lossy().into_owned();
         text.line(format_args!("export {name}='{}'", value.replace('\'', r"'\''")));
+        document.insert(name.into(), value.into());
     }
-    let [(_, preload), (_, libraries)] = &variables;
-    Report::new(json!({ PRELOAD: preload, LIBRARIES: libraries }), text)
+    Report::new(Value::Object(document), text)
 }
 
 /// The variables: LD_PRELOAD loads the library before any other of its name, regardless of the program's search path.
-/// LD_LIBRARY_PATH is for programs that load it by the name without a version.
-fn variables(folder: &Path, current: impl Fn(&str) -> Option<OsString>) -> [(&'static str, OsString); 2] {
+/// LD_LIBRARY_PATH is for programs that load it by the name without a version. With LD_AUDIT the library itself tells the
+/// dynamic linker to load it in place of others of its name, wherever they are.
+fn variables(
+    folder: &Path,
+    audits: bool,
+    current: impl Fn(&str) -> Option<OsString>,
+) -> Vec<(&'static str, OsString)> {
     let prepend = |path: &Path, name| {
         let mut value = path.as_os_str().to_owned();
         if let Some(rest) = current(name).filter(|rest| !rest.is_empty()) {
@@ -94,7 +107,10 @@ fn variables(folder: &Path, current: impl Fn(&str) -> Option<OsString>) -> [(&'s
         }
         (name, value)
     };
-    [prepend(&folder.join(NAMES[0]), PRELOAD), prepend(folder, LIBRARIES)]
+    let library = folder.join(NAMES[0]);
+    let mut all = vec![prepend(&library, PRELOAD), prepend(folder, LIBRARIES)];
+    all.extend(audits.then(|| prepend(&library, AUDIT)));
+    all
 }
 
 /// The folder that contains the library under both names.
@@ -155,9 +171,14 @@ mod tests {
 
     #[test]
     fn variables_keep_their_values() {
-        let none = variables(Path::new("/lib/x"), |_| None);
-        assert_eq!(none.map(|(_, value)| value), ["/lib/x/libcufile.so.0", "/lib/x"]);
-        let some = variables(Path::new("/lib/x"), |name| (name == LIBRARIES).then(|| "/a:/b".into()));
-        assert_eq!(some.map(|(_, value)| value), ["/lib/x/libcufile.so.0", "/lib/x:/a:/b"]);
+        let values = |audits, libraries: Option<&str>| {
+            let all = variables(Path::new("/lib/x"), audits, |name| {
+                libraries.filter(|_| name == LIBRARIES).map(OsString::from)
+            });
+            all.into_iter().map(|(_, value)| value.into_string().unwrap()).collect::<Vec<_>>()
+        };
+        let library = "/lib/x/libcufile.so.0";
+        assert_eq!(values(false, None), [library, "/lib/x"]);
+        assert_eq!(values(true, Some("/a:/b")), [library, "/lib/x:/a:/b", library]);
     }
 }
