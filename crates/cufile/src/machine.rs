@@ -14,6 +14,9 @@ use crate::log::{Level, say};
 use crate::slots::{PATIENCE, SlotPool};
 use crate::state::run;
 
+/// CUDA_ERROR_DEINITIALIZED.
+const DEINITIALIZED: i32 = 4;
+
 /// A machine, and its process.
 type Own = Option<(u32, &'static Machine)>;
 
@@ -236,10 +239,15 @@ impl Machine {
     pub fn pointer(&self, at: usize) -> Result<Option<Pointer>, Failure> {
         let Some(cuda) = &self.cuda else { return Ok(None) };
         let at = GpuAddr(at as u64);
-        match cuda.pointer(at) {
+        let found = match cuda.pointer(at) {
             Ok(found) => Ok(found),
             // For a thread without a context of its own.
-            Err(_) => Ok(self.any_gpu()?.gpu.pointer(at)?),
+            Err(_) => self.any_gpu().and_then(|open| Ok(open.gpu.pointer(at)?)),
+        };
+        match found {
+            // CUDA has ended, before the process, and all memory of GPUs with it.
+            Err(Failure::Cuda(DEINITIALIZED)) => Ok(None),
+            found => found,
         }
     }
 

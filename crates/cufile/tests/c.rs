@@ -160,6 +160,13 @@ fn calls_while_the_process_ends() {
 }
 
 #[test]
+fn host_memory_after_the_end_of_cuda() {
+    let variables = [("MODEL_ENDS", "1"), ("CUFILE_LOGFILE_PATH", "")];
+    let Some((said, is_content)) = run(&["edges", "outlives"], true, &variables) else { return };
+    assert!(is_content && said.ends_with("all of it\nafter CUDA\n"), "{said}");
+}
+
+#[test]
 fn calls_in_a_process_that_forks() {
     at_edges("forks", "all of it");
 }

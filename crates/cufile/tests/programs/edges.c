@@ -411,6 +411,13 @@ __attribute__((destructor)) static void by_a_destructor(void) {
     fflush(stdout);
 }
 
+/* CUDA has ended by then. */
+static void after_cuda(void) {
+    host_work(file, batch);
+    puts("after CUDA");
+    fflush(stdout);
+}
+
 /* A fault within the library, to check that a tool would report it. */
 static void planted(void) {
     int *volatile gone = malloc(sizeof *gone);
@@ -431,6 +438,9 @@ int main(int count, char **words) {
     else if (!strcmp(what, "end")) {
         at_the_end = 1;
         IS(atexit(by_atexit) == 0);
+        open_all();
+    } else if (!strcmp(what, "outlives")) {
+        IS(atexit(after_cuda) == 0);
         open_all();
     } else return 2;
     puts("all of it");
