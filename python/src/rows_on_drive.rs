@@ -10,7 +10,9 @@ use onehop_load::Model;
 use onehop_load::engine::calls::RowLayout;
 use onehop_load::model::Tensor;
 use onehop_os::StopSignal;
-use onehop_transfer::{BetterRoute, DriveTable, FileOnDrive, ModelOnDrive, Progress, RouteRequest, TableBytes};
+use onehop_transfer::{
+    BetterRoute, DriveTable, FileOnDrive, ModelOnDrive, Progress, RouteRequest, TableBytes,
+};
 use pyo3::prelude::*;
 
 use crate::device::{self, DeviceSpec, GpuDevice};
