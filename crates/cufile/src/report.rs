@@ -83,9 +83,11 @@ fn write_ways() -> String {
 fn other_library() -> Option<String> {
     let own = audit::own_path().and_then(|path| std::fs::canonicalize(path.to_str().ok()?).ok());
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
+    // A file that was replaced since has the suffix.
+    let path = |line: &'_ str| Some(line[line.find('/')?..].trim_end_matches(" (deleted)").to_owned());
+    let paths = maps.lines().filter_map(path);
     let mut others = paths.filter(|path| audit::is_cufile(path.as_bytes()));
-    others.find(|path| std::fs::canonicalize(path).ok() != own).map(Into::into)
+    others.find(|path| std::fs::canonicalize(path).ok() != own)
 }
 
 fn line() -> String {
