@@ -331,7 +331,15 @@ def test_arguments_of_any_integer_type_and_errors_that_name_them(raw):
             open_table(drive, **{argument: value})
 
 
-def test_ctrl_c_between_kernels(tmp_path):
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises KeyboardInterrupt, also in a shell's background job."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_between_kernels(ctrl_c):
     rows = 1 << 15
     with open_table("sim:mem:128M?bandwidth=20M", row=(1,), stride=4096, rows=rows, cache_bytes=1 << 20) as table:
         # Kernels learn how many rows they have time for.
