@@ -336,7 +336,11 @@ impl Registrations {
 
     /// Registers all that may be, and returns how many bytes that is.
     pub(crate) fn register_all(&self) -> u64 {
-        self.take_lease();
+        // A file that somebody has just closed counts as open for a moment.
+        if self.take_lease() {
+            std::thread::sleep(PAUSE);
+            self.take_lease();
+        }
         let (size, leased) = (self.size(), || self.leased.read().unwrap_or_else(PoisonError::into_inner));
         if let Some(leased) = &*leased() {
             let count = size.min(self.options.registered).div_ceil(self.window);
@@ -353,39 +357,42 @@ impl Registrations {
         leased().as_ref().map_or(0, |leased| lock(&leased.windows).bytes())
     }
 
-    /// Takes a lease if there is none, unless that was tried a moment ago.
-    fn take_lease(&self) {
+    /// Takes a lease if there is none, unless that was tried a moment ago. Returns whether somebody else has the file open.
+    fn take_lease(&self) -> bool {
         if self.leased.read().unwrap_or_else(PoisonError::into_inner).is_some() {
-            return;
+            return false;
         }
         {
             let mut next = lock(&self.next);
             if Instant::now() < *next {
-                return;
+                return false;
             }
             *next = Instant::now() + PAUSE;
         }
         if let Err(why) = self.check_suitable() {
             self.note(&why.into());
-            return;
+            return false;
         }
         let mut leased = self.leased.write().unwrap_or_else(PoisonError::into_inner);
         if leased.is_some() {
-            return;
+            return false;
         }
         match FileLease::take(&self.file) {
             Ok(lease) => {
                 if self.watch() {
                     *leased = Some(Leased { lease, windows: Mutex::default() });
                 }
+                false
             }
             Err(error) => {
+                let is_open = error.kind() == std::io::ErrorKind::WouldBlock;
                 let why = match error.kind() {
-                    std::io::ErrorKind::WouldBlock => "the file is open elsewhere".into(),
+                    _ if is_open => "the file is open elsewhere".into(),
                     std::io::ErrorKind::PermissionDenied => "the file belongs to another user".into(),
                     _ => format!("the kernel gives no lease of the file: {error}"),
                 };
                 self.note(&why.into());
+                is_open
             }
         }
     }

@@ -162,6 +162,20 @@ fn a_file_that_is_open_elsewhere_is_staged() {
 }
 
 #[test]
+fn a_file_that_is_being_closed_is_registered() {
+    let fixture = Fixture::new("/dev/shm", "closing", SIZE);
+    let other = File::open(&fixture.path).unwrap();
+    let pages = fixture.open(true);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(other);
+        });
+        assert_eq!(pages.register(), SIZE);
+    });
+}
+
+#[test]
 fn windows_are_given_up_for_others() {
     let mut fixture = Fixture::new("/dev/shm", "windows", SIZE);
     let pages = fixture.open_with(PagesOptions { writes: true, registered: 3 * WINDOW_BYTES });
