@@ -27,6 +27,8 @@ const PAGE: u64 = 4096;
 const POLL: Duration = Duration::from_millis(10);
 /// How long to wait before a lease is taken again.
 const PAUSE: Duration = Duration::from_millis(250);
+/// Why there is no lease.
+const OPEN_ELSEWHERE: &str = "the file is open elsewhere";
 /// Threads that register windows: most of the time is the kernel's, which maps page after page.
 const THREADS: usize = 4;
 /// How long a program may wait for all of a file to be registered.
@@ -336,12 +338,15 @@ impl Registrations {
 
     /// Registers all that may be, and returns how many bytes that is.
     pub(crate) fn register_all(&self) -> u64 {
-        // A file that somebody has just closed counts as open for a moment.
-        if self.take_lease() {
-            std::thread::sleep(PAUSE);
+        let leased = || self.leased.read().unwrap_or_else(PoisonError::into_inner);
+        self.take_lease();
+        if leased().is_none() && lock(&self.why).as_deref() == Some(OPEN_ELSEWHERE) {
+            // A file that somebody has just closed counts as open for a moment.
+            let next = *lock(&self.next);
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
             self.take_lease();
         }
-        let (size, leased) = (self.size(), || self.leased.read().unwrap_or_else(PoisonError::into_inner));
+        let size = self.size();
         if let Some(leased) = &*leased() {
             let count = size.min(self.options.registered).div_ceil(self.window);
             let missing = lock(&leased.windows).want_all(count, |number| self.possible(number, size));
@@ -357,42 +362,39 @@ impl Registrations {
         leased().as_ref().map_or(0, |leased| lock(&leased.windows).bytes())
     }
 
-    /// Takes a lease if there is none, unless that was tried a moment ago. Returns whether somebody else has the file open.
-    fn take_lease(&self) -> bool {
+    /// Takes a lease if there is none, unless that was tried a moment ago.
+    fn take_lease(&self) {
         if self.leased.read().unwrap_or_else(PoisonError::into_inner).is_some() {
-            return false;
+            return;
         }
         {
             let mut next = lock(&self.next);
             if Instant::now() < *next {
-                return false;
+                return;
             }
             *next = Instant::now() + PAUSE;
         }
         if let Err(why) = self.check_suitable() {
             self.note(&why.into());
-            return false;
+            return;
         }
         let mut leased = self.leased.write().unwrap_or_else(PoisonError::into_inner);
         if leased.is_some() {
-            return false;
+            return;
         }
         match FileLease::take(&self.file) {
             Ok(lease) => {
                 if self.watch() {
                     *leased = Some(Leased { lease, windows: Mutex::default() });
                 }
-                false
             }
             Err(error) => {
-                let is_open = error.kind() == std::io::ErrorKind::WouldBlock;
                 let why = match error.kind() {
-                    _ if is_open => "the file is open elsewhere".into(),
+                    std::io::ErrorKind::WouldBlock => OPEN_ELSEWHERE.into(),
                     std::io::ErrorKind::PermissionDenied => "the file belongs to another user".into(),
                     _ => format!("the kernel gives no lease of the file: {error}"),
                 };
                 self.note(&why.into());
-                is_open
             }
         }
     }
