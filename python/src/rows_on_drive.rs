@@ -139,7 +139,8 @@ impl Signals {
 
 impl Progress for Signals {
     fn is_cancelled(&self) -> bool {
-        let Err(raised) = Python::attach(|py| py.check_signals()) else { return false };
+        // There is no interpreter any more at the process's end.
+        let Some(Err(raised)) = Python::try_attach(|py| py.check_signals()) else { return false };
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(raised);
         true
     }

@@ -115,10 +115,9 @@ fn line() -> String {
 fn json(file: Option<&RegisteredFile>) -> String {
     let (totals, bytes) = (totals(), bytes());
     let CallBytes { cached, cache_miss, direct, written } = bytes;
-    let writes = write_sums().into_iter().map(|WriteSum { why, writes, bytes }| {
-        let by = if why.is_some() { "pwrite" } else { "mapping" };
-        serde_json::json!({ "by": by, "why": why, "writes": writes, "bytes": bytes })
-    });
+    let writes = write_sums().into_iter().map(
+        |sum| serde_json::json!({ "by": sum.by(), "why": sum.why, "writes": sum.writes, "bytes": sum.bytes }),
+    );
     serde_json::json!({
         "route": route(&bytes, totals.host_bytes),
         "reads": totals.reads,

@@ -32,8 +32,8 @@ const HOLES: u64 = 32;
 const MOST_MAPPINGS: u64 = 8192;
 /// A file may grow by this much before it is mapped anew.
 const GROWTH: u64 = 64 << 20;
-/// Bits of a mode that a write clears.
-const SET_ID: u16 = 0o6000;
+/// Set-user-ID and set-group-ID bits of a mode, which a write clears.
+pub const SET_ID: u32 = 0o6000;
 
 /// Why a write goes by `pwrite`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -138,6 +138,14 @@ pub struct WriteSum {
     pub writes: u64,
     /// Their bytes.
     pub bytes: u64,
+}
+
+impl WriteSum {
+    /// `mapping`, or `pwrite`.
+    #[must_use]
+    pub fn by(&self) -> &'static str {
+        if self.why.is_some() { "pwrite" } else { "mapping" }
+    }
 }
 
 impl WriteRoutes {
@@ -416,7 +424,7 @@ fn size_for(file: &File, end: u64) -> Result<(u64, u64), Unmapped> {
     let wanted = StatxFlags::SIZE | StatxFlags::BLOCKS | StatxFlags::MODE;
     let stat = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, wanted)
         .map_err(|_| Unmapped::Refused)?;
-    if stat.stx_mode & SET_ID != 0 {
+    if u32::from(stat.stx_mode) & SET_ID != 0 {
         return Err(Unmapped::Privileged);
     }
     if stat.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
@@ -430,7 +438,8 @@ fn size_for(file: &File, end: u64) -> Result<(u64, u64), Unmapped> {
 }
 
 /// Whether programs get privileges from the file, which a write takes away.
-fn has_capabilities(file: &File) -> bool {
+#[must_use]
+pub fn has_capabilities(file: &File) -> bool {
     fgetxattr(file, "security.capability", &mut [] as &mut [u8]).is_ok()
 }
 

@@ -12,9 +12,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use onehop_gpu::{CopyRange, Gpu, Place, RangeCopier, Region};
+use onehop_os::file_writes::{SET_ID, has_capabilities};
 use onehop_os::page_cache::cached_bytes;
 use onehop_os::{FileLease, Guard, HostMem};
-use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, fgetxattr, fstatfs, statx};
+use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, fstatfs, statx};
 
 use crate::staged::StagedPart;
 use crate::windows::{FoundWindow, WindowMemory, Windows};
@@ -33,8 +34,6 @@ const OPEN_ELSEWHERE: &str = "the file is open elsewhere";
 const THREADS: usize = 4;
 /// How long a program may wait for all of a file to be registered.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(120);
-/// Set-user-ID and set-group-ID bits: a write has to clear them.
-const SET_ID: u32 = 0o6000;
 /// Below this, a kernel copies between pages of 4 KiB and the GPU faster than the copy engine.
 const KERNEL_BELOW: usize = 1 << 20;
 /// Bytes of pages that are moved before the lease is checked again, and the most pages.
@@ -220,7 +219,7 @@ impl Registrations {
                 self.note(&"the file has set-id bits".into());
                 return None;
             }
-            if fgetxattr(&*self.file, "security.capability", &mut [] as &mut [u8]).is_ok() {
+            if has_capabilities(&self.file) {
                 self.note(&"the file has capabilities".into());
                 return None;
             }

@@ -262,7 +262,9 @@ impl DriveTable {
             }
             items
                 .retain(|item| failed.binary_search_by_key(&(item.to as usize), |(place, _)| *place).is_ok());
-            check(progress)?;
+            if !items.is_empty() {
+                check(progress)?;
+            }
         }
         let mut row = vec![0; bytes];
         for to in by_cpu {

@@ -78,10 +78,8 @@ pub struct WrittenSum {
 /// The routes by which files were written.
 #[must_use]
 pub fn written_sums(routes: &WriteRoutes) -> Vec<WrittenSum> {
-    let by = |why: Option<_>| if why.is_some() { "pwrite" } else { "mapping" };
     let sums = routes.sums().into_iter();
-    sums.map(|sum| WrittenSum { by: by(sum.why), why: sum.why, writes: sum.writes, bytes: sum.bytes })
-        .collect()
+    sums.map(|sum| WrittenSum { by: sum.by(), why: sum.why, writes: sum.writes, bytes: sum.bytes }).collect()
 }
 
 /// A budget for mapped bytes that users share.

@@ -56,6 +56,22 @@ impl CallFixture {
     }
 }
 
+/// A GPU that does not answer before `has_ended`.
+struct Silent {
+    has_ended: Arc<AtomicBool>,
+    target: Target,
+    memory: Region,
+}
+
+impl Silent {
+    fn new(bench: &CallFixture, goes_on: bool) -> Self {
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let gpu = Arc::new(SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on });
+        let target = bench.engine.add_gpu(gpu.clone(), gpu.gpu.all_memory()).unwrap();
+        Self { has_ended, target, memory: gpu.alloc(Place::Vram, SLOT).unwrap() }
+    }
+}
+
 fn expected(at: u64, bytes: usize) -> Vec<u8> {
     (at..at + bytes as u64).map(byte).collect()
 }
@@ -215,10 +231,7 @@ fn a_call_that_is_given_up_waits_for_what_is_being_written_and_writes_no_more() 
 fn slots_of_an_unresponsive_gpu_are_left_to_it_and_other_gpus_go_on() {
     let bench = CallFixture::new(1);
     let file = Arc::new(call_file(file("silent", BYTES)));
-    let has_ended = Arc::new(AtomicBool::new(false));
-    let silent = Arc::new(SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: false });
-    let target = bench.engine.add_gpu(silent.clone(), silent.gpu.all_memory()).unwrap();
-    let memory = silent.alloc(Place::Vram, SLOT).unwrap();
+    let Silent { has_ended, target, memory } = Silent::new(&bench, false);
     let to = Destination { target: target.clone(), at: memory.addr().0 as usize, is_there: None };
     let error = bench.engine.read(&file, 0, SLOT, to).unwrap_err();
     assert!(matches!(&error, CallError::Gpu(error) if error.is_under_way()), "{error}");
@@ -247,10 +260,7 @@ fn slots_of_short_reads_and_of_writes_are_left_to_an_unresponsive_gpu() {
     const SHORT: usize = SHORT_READ - 1;
     let bench = CallFixture::new(1);
     let file = Arc::new(call_file(file("silent and short", BYTES)));
-    let has_ended = Arc::new(AtomicBool::new(false));
-    let silent = Arc::new(SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: false });
-    let target = bench.engine.add_gpu(silent.clone(), silent.gpu.all_memory()).unwrap();
-    let memory = silent.alloc(Place::Vram, SLOT).unwrap();
+    let Silent { has_ended, target, memory } = Silent::new(&bench, false);
     let to = || Destination { target: target.clone(), at: memory.addr().0 as usize, is_there: None };
     let free = || bench.engine.0.slots.free_slots();
     let (all, mut results) = (free(), Vec::new());
@@ -282,10 +292,7 @@ fn slots_of_short_reads_and_of_writes_are_left_to_an_unresponsive_gpu() {
 fn a_gpu_whose_calls_never_end_leaves_slots_to_others_and_refuses_by_name() {
     let bench = CallFixture::new(2);
     let file = Arc::new(call_file(file("held", BYTES)));
-    let has_ended = Arc::new(AtomicBool::new(false));
-    let silent = Arc::new(SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: false });
-    let target = bench.engine.add_gpu(silent.clone(), silent.gpu.all_memory()).unwrap();
-    let memory = silent.alloc(Place::Vram, SLOT).unwrap();
+    let Silent { has_ended, target, memory } = Silent::new(&bench, false);
     let read = || {
         let to = Destination { target: target.clone(), at: memory.addr().0 as usize, is_there: None };
         bench.engine.read(&file, 0, SLOT, to)
@@ -316,10 +323,7 @@ fn a_gpu_whose_calls_never_end_leaves_slots_to_others_and_refuses_by_name() {
 fn callers_who_wait_for_a_gpu_hold_up_no_call_to_another() {
     let bench = CallFixture::new(2);
     let file = Arc::new(call_file(file("pending", BYTES)));
-    let has_ended = Arc::new(AtomicBool::new(false));
-    let slow = Arc::new(SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: true });
-    let target = bench.engine.add_gpu(slow.clone(), slow.gpu.all_memory()).unwrap();
-    let memory = slow.alloc(Place::Vram, SLOT).unwrap();
+    let Silent { has_ended, target, memory } = Silent::new(&bench, true);
     std::thread::scope(|scope| {
         let begin = || {
             let to = Destination { target: target.clone(), at: memory.addr().0 as usize, is_there: None };
