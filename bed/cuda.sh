@@ -81,7 +81,7 @@ kernels() {
     nvrtc=$target/nvrtc/nvidia/cuda_nvrtc/lib
     [ -f "$nvrtc/libnvrtc.so.12" ] ||
         python3 -m pip install --quiet --no-deps --target "$target/nvrtc" nvidia-cuda-nvrtc-cu12==12.9.86
-    for file in examples/cuda/pointer_chase crates/capi/tests/programs/calls; do
+    for file in examples/cuda/pointer_chase crates/capi/tests/programs/calls crates/capi/tests/programs/arrays; do
         LD_LIBRARY_PATH=$nvrtc examples/cuda/nvrtc.py $file.cu -o "$dir/${file##*/}.ptx" --nvrtc "$nvrtc/libnvrtc.so.12"
     done
     cp crates/device/ptx/pointer_chase.ptx "$dir/pointer_chase.rust.ptx"

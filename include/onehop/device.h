@@ -1,5 +1,6 @@
 /*
- * Functions for GPU kernels that read and write an NVMe drive themselves.
+ * Functions for GPU kernels that read and write an NVMe drive themselves: block by block, or as an array whose pages are cached
+ * in GPU memory. onehop/array.h has arrays of C++ types.
  *
  * The host creates a queue and exports it to kernels (onehop_lend in onehop.h, or onehop_drive::GpuQueues::export in Rust). A
  * kernel gets the queue's address in GPU memory. Link the functions with your kernels: they are in the library's PTX
@@ -55,7 +56,27 @@ enum onehop_answer {
     /* The command was never begun, or its end was already reported. */
     ONEHOP_SPENT = -12,
     /* Neither ONEHOP_READ nor ONEHOP_WRITE. */
-    ONEHOP_NO_OPERATION = -13
+    ONEHOP_NO_OPERATION = -13,
+
+    /* Results of arrays. A page that could not be read has the result of the read, from those above. */
+    /* Every page of the cache that could have made room was pinned or in use, for as long as the host allows. */
+    ONEHOP_NO_ROOM = -50,
+    /* Another thread did not finish reading or writing the page in time. */
+    ONEHOP_PAGE_BUSY = -51,
+    /* The page has as many pins as can be counted. */
+    ONEHOP_TOO_MANY_PINS = -52,
+    /* The array ends before this byte or row. */
+    ONEHOP_ARRAY_END = -53,
+    /* The array was opened for reading only. */
+    ONEHOP_ARRAY_READ_ONLY = -54,
+    /* Not an array, or one of another version of onehop. */
+    ONEHOP_NO_ARRAY = -55,
+    /* onehop_array_pin_cached: the cache does not have the page. */
+    ONEHOP_NOT_CACHED = -56,
+    /* onehop::pin: the row is in two pages. */
+    ONEHOP_TWO_PAGES = -57,
+    /* Added to the result of a write: a page that had to make room could not be written back. */
+    ONEHOP_WRITE_BACK = 0x10000
 };
 
 /* What to do with blocks. */
@@ -70,6 +91,19 @@ enum onehop_operation {
 typedef struct onehop_command {
     unsigned long long opaque[8];
 } onehop_command;
+
+/* A range of a drive as an array of bytes, through a cache of pages in memory that the GPU reaches (onehop_array_open in
+ * onehop.h). A kernel needs only its address in GPU memory. */
+typedef struct onehop_array onehop_array;
+
+/* A page that a thread has pinned: it stays in the cache until it is unpinned. */
+typedef struct onehop_pin {
+    /* The byte that was asked for. */
+    void *at;
+    /* Bytes from there to the end of the page, or of the array. */
+    unsigned int bytes;
+    unsigned int slot;
+} onehop_pin;
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__) || defined(__NVPTX__)
 #ifndef ONEHOP_DEVICE_FUNCTION
@@ -113,6 +147,29 @@ ONEHOP_DEVICE_FUNCTION unsigned int onehop_most_blocks(const onehop_queue *queue
 
 /* Bytes of the data memory. */
 ONEHOP_DEVICE_FUNCTION unsigned long long onehop_data_bytes(const onehop_queue *queue);
+
+/*
+ * Pins the page of a byte, so that it can be read at pin->at. Unless the cache has it, it is read from the drive; then other
+ * pages may be written back first. Threads that need the same page share one read. A thread should hold few pins, and none while
+ * it waits for other threads: a cache whose pages are all pinned has no room (ONEHOP_NO_ROOM).
+ */
+ONEHOP_DEVICE_FUNCTION int onehop_array_pin(const onehop_array *array, unsigned long long byte, onehop_pin *pin);
+
+/* The same to write to it. Two threads that write the same bytes have to agree. */
+ONEHOP_DEVICE_FUNCTION int onehop_array_pin_mut(const onehop_array *array, unsigned long long byte, onehop_pin *pin);
+
+/* Pins the page of a byte to read it if the cache has it; otherwise ONEHOP_NOT_CACHED. Never waits. */
+ONEHOP_DEVICE_FUNCTION int onehop_array_pin_cached(const onehop_array *array, unsigned long long byte, onehop_pin *pin);
+
+/* Releases a pin of onehop_array_pin or onehop_array_pin_cached. Loads of other threads must be over: __syncwarp() or
+ * __syncthreads() before this. */
+ONEHOP_DEVICE_FUNCTION int onehop_array_unpin(const onehop_array *array, const onehop_pin *pin);
+
+/* Releases a pin of onehop_array_pin_mut. The page is written to the drive when it has to make room, or when the host flushes. */
+ONEHOP_DEVICE_FUNCTION int onehop_array_unpin_mut(const onehop_array *array, const onehop_pin *pin);
+
+/* Bytes of the array; 0 if it is none. */
+ONEHOP_DEVICE_FUNCTION unsigned long long onehop_array_bytes(const onehop_array *array);
 
 #endif
 

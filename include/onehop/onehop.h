@@ -33,6 +33,8 @@ typedef struct onehop_bytes onehop_bytes;
 typedef struct onehop_pages onehop_pages;
 /* An exported queue, with the data memory that its commands may use. */
 typedef struct onehop_lent onehop_lent;
+/* An array that is open. Kernels get its onehop_array. */
+typedef struct onehop_open_array onehop_open_array;
 
 /* Why a call failed. */
 enum onehop_error {
@@ -82,6 +84,48 @@ struct onehop_lend_options {
     uint32_t stall_ms;
     /* How long a call of a kernel may take, retries included (60000). */
     uint32_t limit_ms;
+};
+
+/* An array on a drive, for kernels. Zero selects the default in brackets; clear the structure, then set `size`. */
+struct onehop_array_options {
+    /* sizeof(struct onehop_array_options). Required. */
+    uint32_t size;
+    /* The namespace (1). */
+    uint32_t nsid;
+    /* The array's first block, and how many blocks it has (0: all that follow). */
+    uint64_t first_block;
+    uint64_t blocks;
+    /* Bytes of the cache. Required. */
+    uint64_t cache_bytes;
+    /* Bytes of a page: a power of two from 512 to 65536, at least a block (4096). */
+    uint32_t page_bytes;
+    /* Nonzero: kernels may write; the drive must be open for writing. */
+    uint32_t writable;
+    /* An onehop_placement. */
+    uint32_t placement;
+    /* Commands in flight (1023), limited by the drive. */
+    uint32_t depth;
+    /* After this time a command counts as lost, and the drive is recovered (5000). */
+    uint32_t stall_ms;
+    /* How long a command may take, retries included (60000). */
+    uint32_t limit_ms;
+    /* How long a thread waits for others: until one has read a page, or has unpinned one (10000). */
+    uint32_t patience_ms;
+    uint32_t reserved[5];
+};
+
+/* An open array. Counts wrap at 2^32. */
+struct onehop_array_info {
+    /* Bytes of the array. */
+    uint64_t bytes;
+    /* Pages of the cache, and bytes of each. */
+    uint32_t cached_pages;
+    uint32_t page_bytes;
+    /* Pages read and written since it was opened, and how many of these failed. */
+    uint32_t reads;
+    uint32_t writes;
+    uint32_t failed_reads;
+    uint32_t failed_writes;
 };
 
 /* Properties of an exported queue. */
@@ -263,6 +307,29 @@ int onehop_pages_sync(const onehop_pages *pages);
 int onehop_pages_moved(const onehop_pages *pages, uint64_t *registered, uint64_t *staged);
 /* Closes the file. What is registered is unregistered in the background; a file that is opened again before that is staged. */
 void onehop_pages_close(onehop_pages *pages);
+
+/* Opens blocks of a drive as an array for kernels. The drive and the GPU stay open as long as it is. */
+int onehop_array_open(const onehop_drive *drive, const onehop_gpu *gpu, const struct onehop_array_options *options,
+                      onehop_open_array **array);
+/* The array, to be passed to kernels. */
+const onehop_array *onehop_array_handle(const onehop_open_array *array);
+int onehop_array_describe(const onehop_open_array *array, struct onehop_array_info *info);
+/* An error if the drive no longer serves it. */
+int onehop_array_check(const onehop_open_array *array);
+/* Ends every wait of a kernel for the drive, present and future, so that kernels can finish. */
+int onehop_array_stop(const onehop_open_array *array);
+/* Reads rows of `row_bytes` bytes, which begin every `stride` bytes (0: every `row_bytes`), in the order of `ids`, into memory of
+ * the GPU (of this process, for the emulated one), and waits for the end. Both are multiples of 4. After an error of a row its
+ * place in the list is stored, unless `failed` is null; the other rows are right. */
+int onehop_array_gather(const onehop_open_array *array, uint32_t row_bytes, uint32_t stride, const uint64_t *ids, size_t count,
+                        void *to, size_t *failed);
+/* Writes rows. Of two that are the same, which one remains is undefined. */
+int onehop_array_scatter(const onehop_open_array *array, uint32_t row_bytes, uint32_t stride, const uint64_t *ids, size_t count,
+                         const void *from, size_t *failed);
+/* Writes back all that was written, and makes it durable. Kernels that write must have ended. */
+int onehop_array_flush(const onehop_open_array *array);
+/* Flushes, and closes the array. Kernels that use it must have ended. */
+int onehop_array_close(onehop_open_array *array);
 
 /* onehop_read and onehop_write on one thread of the emulated GPU: the same code on a CPU thread. */
 int onehop_emulated_read(const onehop_lent *lent, uint64_t lba, uint32_t blocks, uint64_t offset, int *answer);

@@ -31,6 +31,10 @@ pub(crate) enum Error {
     Gpu(#[from] onehop_gpu::Error),
     #[error(transparent)]
     Sdr(#[from] onehop_sdr::Error),
+    #[error(transparent)]
+    Array(onehop_array::Error),
+    #[error("{count} rows failed; the first is row {row}, number {place} of the list: {error}")]
+    Rows { count: usize, place: usize, row: u64, error: onehop_array::ArrayError },
     #[error("onehop panicked: {0}; this is a defect of onehop")]
     Panicked(String),
 }
@@ -49,7 +53,12 @@ impl Error {
                 | onehop_sdr::Error::Pci(onehop_pci::Error::Refused { .. } | onehop_pci::Error::Module { .. }),
             ) => 2,
             Self::Gpu(_) | Self::Sdr(onehop_sdr::Error::Gpu(_)) => 4,
-            Self::Drive(_) | Self::Sdr(_) => 3,
+            Self::Array(onehop_array::Error::Refused(_) | onehop_array::Error::Rows { .. })
+            | Self::Rows {
+                error: onehop_array::ArrayError::Range | onehop_array::ArrayError::ReadOnly,
+                ..
+            } => 1,
+            Self::Drive(_) | Self::Sdr(_) | Self::Array(_) | Self::Rows { .. } => 3,
             Self::Transfer(error) => transfer_code(error),
             Self::Panicked(_) => 5,
             Self::File(_) => 6,
@@ -58,6 +67,17 @@ impl Error {
 }
 
 /// Maps drive and GPU errors to the numbers that all calls use.
+impl From<onehop_array::Error> for Error {
+    fn from(error: onehop_array::Error) -> Self {
+        match error {
+            onehop_array::Error::Drive(error) => Self::Drive(error),
+            onehop_array::Error::Gpu(error) => Self::Gpu(error),
+            other => Self::Array(other),
+        }
+    }
+}
+
+/// The same for transfers.
 impl From<onehop_transfer::Error> for Error {
     fn from(error: onehop_transfer::Error) -> Self {
         match error {

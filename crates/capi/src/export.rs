@@ -56,19 +56,24 @@ pub(crate) fn range_within(region: &Region, offset: u64, bytes: usize) -> Result
 }
 
 /// `value`, or the default if it is zero.
-fn or(value: u32, usual: u32) -> u32 {
+pub(crate) fn or(value: u32, usual: u32) -> u32 {
     if value == 0 { usual } else { value }
+}
+
+/// An `onehop_placement`.
+pub(crate) fn placement(number: u32) -> Result<Placement> {
+    match number {
+        0 => Ok(Placement::TIER1),
+        1 => Ok(Placement::TIER2),
+        2 => Ok(Placement::TIER3),
+        3 => Ok(Placement::POSTED),
+        other => Err(Error::Argument(format!("there is no placement {other}"))),
+    }
 }
 
 impl ExportedQueueObject {
     pub(crate) fn new(drive: &Drive, gpu: &Gpu, options: &ExportOptions) -> Result<Self> {
-        let placement = match options.placement {
-            0 => Placement::TIER1,
-            1 => Placement::TIER2,
-            2 => Placement::TIER3,
-            3 => Placement::POSTED,
-            other => return Err(Error::Argument(format!("there is no placement {other}"))),
-        };
+        let placement = placement(options.placement)?;
         let setup = GpuSetup {
             mode: GpuMode::Shared { threads: 1 },
             depth: or(options.depth, 1023),

@@ -4,6 +4,7 @@
 //!
 //! Two things are global, as C programs expect: that table, and the message of the calling thread's last error.
 
+mod array;
 mod error;
 mod export;
 mod handles;

@@ -24,8 +24,8 @@ pub struct PagesObject {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct CallerMemory {
-    start: *mut c_void,
-    bytes: u64,
+    pub(crate) start: *mut c_void,
+    pub(crate) bytes: u64,
 }
 
 /// `struct onehop_page`.
@@ -46,21 +46,23 @@ impl CallerPage {
     }
 }
 
-impl PagesObject {
+impl CallerMemory {
+    /// Memory of this GPU; of this process, for the emulated one.
+    ///
     /// # Safety
     /// The memory stays allocated for as long as the result or the GPU uses it.
-    unsafe fn region(&self, memory: &CallerMemory) -> Result<Region> {
-        let bytes = usize::try_from(memory.bytes).ok().filter(|bytes| *bytes <= isize::MAX as usize);
-        let bytes = bytes.ok_or_else(|| Error::Argument(format!("{} bytes of memory", memory.bytes)))?;
-        if memory.start.is_null() || bytes == 0 {
-            return Err(Error::Null("memories"));
+    pub(crate) unsafe fn region(&self, cuda: Option<&CudaGpu>, what: &'static str) -> Result<Region> {
+        let bytes = usize::try_from(self.bytes).ok().filter(|bytes| *bytes <= isize::MAX as usize);
+        let bytes = bytes.ok_or_else(|| Error::Argument(format!("{} bytes of memory", self.bytes)))?;
+        if self.start.is_null() || bytes == 0 {
+            return Err(Error::Null(what));
         }
-        match &self.cuda {
+        match cuda {
             // SAFETY: the caller's promise.
-            Some(gpu) => Ok(unsafe { gpu.borrow(GpuAddr(memory.start as u64), bytes, ()) }?),
+            Some(gpu) => Ok(unsafe { gpu.borrow(GpuAddr(self.start as u64), bytes, ()) }?),
             None => {
                 // SAFETY: the caller's promise.
-                let mem = unsafe { HostMem::borrow(memory.start.cast(), bytes, true, ()) };
+                let mem = unsafe { HostMem::borrow(self.start.cast(), bytes, true, ()) };
                 Ok(Region::of_host(mem.map_err(onehop_gpu::Error::from)?))
             }
         }
@@ -161,8 +163,10 @@ unsafe fn transfer(
         // SAFETY: the caller's promise.
         let (memories, list) = unsafe { (entries(memories, "memories")?, entries(list, "list")?) };
         // SAFETY: the caller's promise.
-        let regions =
-            memories.iter().map(|memory| unsafe { pages.region(memory) }).collect::<Result<Vec<_>>>()?;
+        let regions = memories
+            .iter()
+            .map(|memory| unsafe { memory.region(pages.cuda.as_ref(), "memories") })
+            .collect::<Result<Vec<_>>>()?;
         let list: Vec<FilePage> = list.iter().map(|page| page.page()).collect();
         run(&pages.pages, &regions, &list).map_err(|error| {
             // SAFETY: the caller's promise.

@@ -64,6 +64,14 @@ fn every_function_in_c() {
 }
 
 #[test]
+fn arrays_in_c() {
+    let source = top().join("crates/capi/tests/programs/arrays.c");
+    let Some(program) = compile("cc", &["-std=c99", "-pedantic"], &source) else { return };
+    let (ended, said) = run(&program, &[]);
+    assert!(ended && said == "all of it\n", "{said}");
+}
+
+#[test]
 fn pages_in_c() {
     let source = top().join("crates/capi/tests/programs/pages.c");
     let Some(program) = compile("cc", &["-std=c99", "-pedantic"], &source) else { return };

@@ -5,6 +5,7 @@
 //! files that `examples/cuda/nvrtc.py` made, in the folder that `ONEHOP_TEST_KERNELS` names.
 #![allow(clippy::unwrap_used)]
 
+mod arrays;
 mod calls;
 mod chase;
 

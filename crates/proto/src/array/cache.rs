@@ -36,9 +36,18 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
     /// When there is none.
     #[inline(always)]
     pub fn open(mem: &M, at: GpuAddr) -> Result<Self, ArrayError> {
-        let handle = HandleAt::new(mem, at).ok_or(ArrayError::NoArray)?;
-        let array = Self { handle, _of: PhantomData };
+        let array = Self::open_for_hits(mem, at)?;
         if array.backing(mem).is_some() { Ok(array) } else { Err(ArrayError::NoArray) }
+    }
+
+    /// The same for callers that have no registers to spare: whether there is still a backing shows at the first miss.
+    ///
+    /// # Errors
+    /// When there is no array.
+    #[inline(always)]
+    pub fn open_for_hits(mem: &M, at: GpuAddr) -> Result<Self, ArrayError> {
+        let handle = HandleAt::new(mem, at).ok_or(ArrayError::NoArray)?;
+        Ok(Self { handle, _of: PhantomData })
     }
 
     /// Its backing.
@@ -87,7 +96,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
     /// As for [`Self::pin`], and when the array was opened for reading only.
     #[inline(always)]
     pub fn pin_mut<'a>(&'a self, mem: &'a M, byte: u64) -> Result<PinMut<'a, M, B>, ArrayError> {
-        if self.handle.writable(mem) == 0 {
+        if !self.is_writable(mem) {
             return Err(ArrayError::ReadOnly);
         }
         let slot = self.pin_slot(mem, byte)?;
@@ -105,10 +114,19 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         self.fetch(mem, byte)
     }
 
-    /// [`Self::pin_slot`] for a page that is not in the cache. A function of its own, because it takes more registers than a
-    /// hit.
+    /// Whether it may be written.
+    #[inline(always)]
+    pub fn is_writable(&self, mem: &M) -> bool {
+        self.handle.writable(mem) != 0
+    }
+
+    /// Pins the page that this byte is in for callers that did not find it in the cache, and returns its slot. A function of
+    /// its own, because it takes more registers than a hit.
+    ///
+    /// # Errors
+    /// As for [`Self::pin`].
     #[inline(never)]
-    fn fetch(&self, mem: &M, byte: u64) -> Result<u32, ArrayError> {
+    pub fn fetch(&self, mem: &M, byte: u64) -> Result<u32, ArrayError> {
         let mut request = PageRequest::new(self, mem, byte);
         loop {
             match self.advance(mem, &mut request) {
@@ -123,6 +141,31 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
     #[inline(always)]
     pub fn address(&self, mem: &M, slot: u32) -> GpuAddr {
         GpuAddr(self.handle.data(mem)).plus(u64::from(slot) << self.handle.page_shift(mem))
+    }
+
+    /// Pins the page that this byte is in if the cache has it, without waiting: its slot, where the byte lies, and how many
+    /// bytes follow to the end of the page or of the array. Reads the handle before the pin only: after it, all would come
+    /// from memory again.
+    #[inline(always)]
+    pub fn locate_cached(&self, mem: &M, byte: u64) -> Option<(u32, GpuAddr, u32)> {
+        let (shift, bytes, data) = (self.page_shift(mem), self.bytes(mem), self.handle.data(mem));
+        if byte >= bytes {
+            return None;
+        }
+        let Found::Pinned(slot) = self.find(mem, byte >> shift) else { return None };
+        let within = byte as u32 & ((1 << shift) - 1);
+        let at = GpuAddr(data).plus((u64::from(slot) << shift) + u64::from(within));
+        let (room, left) = ((1 << shift) - within, bytes - byte);
+        Some((slot, at, if left < u64::from(room) { left as u32 } else { room }))
+    }
+
+    /// The same for a slot that the caller has pinned.
+    #[inline(always)]
+    pub fn locate(&self, mem: &M, byte: u64, slot: u32) -> (u32, GpuAddr, u32) {
+        let within = byte as u32 & ((1 << self.page_shift(mem)) - 1);
+        let (room, left) = ((1 << self.page_shift(mem)) - within, self.bytes(mem) - byte);
+        let at = self.address(mem, slot).plus(u64::from(within));
+        (slot, at, if left < u64::from(room) { left as u32 } else { room })
     }
 
     /// Releases one pin: the caller no longer uses the page.
@@ -143,17 +186,17 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
     #[inline(always)]
     pub(super) fn find(&self, mem: &M, page: u64) -> Found {
         let first = self.set_of(mem, page) * WAYS;
-        let lows = self.set(mem, first);
+        let set = self.set(mem, first);
         let mut alike = 0;
         let mut way = 0;
         while way < WAYS {
-            let [a, b, c, d] = mem.load_four(lows.plus(u64::from(set::LOW + way * 4)));
+            let [a, b, c, d] = mem.load_four(set.plus(u64::from(set::LOW + way * 4)));
             let is = |low: u32| u32::from(low == page as u32);
             alike |= (is(a) | is(b) << 1 | is(c) << 2 | is(d) << 3) << way;
             way += 4;
         }
         while alike != 0 {
-            let found = self.try_pin(mem, first + alike.trailing_zeros(), page);
+            let found = Self::try_pin(mem, set, first, alike.trailing_zeros(), page);
             if !matches!(found, Found::Nowhere) {
                 return found;
             }
@@ -162,23 +205,25 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         Found::Nowhere
     }
 
-    /// Pins a slot if it holds this page.
+    /// Pins a way of a set, whose first slot is `first`, if it holds this page.
     #[inline(always)]
-    fn try_pin(&self, mem: &M, slot: u32, page: u64) -> Found {
-        let at = self.state(mem, slot);
+    fn try_pin(mem: &M, set: GpuAddr, first: u32, way: u32, page: u64) -> Found {
+        let word = |offset: u32| set.plus(u64::from(offset + way * 4));
+        let at = word(set::STATE);
         let old = mem.fetch_add_acquire(at, 1);
         let valid = old & (state::KIND | state::MOST_PINS) == state::VALID;
+        let tag = u64::from(mem.load(word(set::LOW))) | u64::from(mem.load(word(set::HIGH))) << 32;
         // A page that is pinned stays where it is, so what the tag says now remains true.
-        if self.tag(mem, slot) == page {
+        if tag == page {
             if valid {
                 if old & state::REFERENCED == 0 {
                     mem.fetch_or_relaxed(at, state::REFERENCED);
                 }
-                return Found::Pinned(slot);
+                return Found::Pinned(first + way);
             }
             mem.fetch_add_relaxed(at, 1u32.wrapping_neg());
             let crowded = old & state::KIND == state::VALID;
-            return if crowded { Found::Crowded } else { Found::Elsewhere(slot) };
+            return if crowded { Found::Crowded } else { Found::Elsewhere(first + way) };
         }
         mem.fetch_add_relaxed(at, 1u32.wrapping_neg());
         Found::Nowhere

@@ -160,6 +160,17 @@ impl Command {
 
 const _: () = assert!(Command::BYTES == 64);
 
+/// How far [`DeviceQueue::go_on`] advances a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Advance {
+    /// As [`DeviceQueue::try_test`].
+    Try,
+    /// As [`DeviceQueue::test`].
+    Test,
+    /// As [`DeviceQueue::wait`].
+    Wait,
+}
+
 /// How far a command is advanced.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
@@ -244,26 +255,31 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
     /// retried.
     #[inline(always)]
     pub fn test(&self, mem: &M, command: &mut Command) -> Answer {
-        self.go_on(mem, command, false)
+        self.go_on(mem, command, Advance::Test)
     }
 
     /// Waits for a command's end, or its deadline.
     #[inline(always)]
     pub fn wait(&self, mem: &M, command: &mut Command) -> Answer {
-        self.go_on(mem, command, true)
+        self.go_on(mem, command, Advance::Wait)
     }
 
-    /// [`Self::test`] or [`Self::wait`].
+    /// [`Self::try_test`], [`Self::test`] or [`Self::wait`].
     #[inline(always)]
-    pub fn go_on(&self, mem: &M, command: &mut Command, waits: bool) -> Answer {
-        let mut turn = if waits { Turn::Wait } else { Turn::Look };
+    pub fn go_on(&self, mem: &M, command: &mut Command, how: Advance) -> Answer {
+        let mut turn = match how {
+            Advance::Try => Turn::Try,
+            Advance::Test => Turn::Look,
+            Advance::Wait => Turn::Wait,
+        };
         loop {
             match self.turn(mem, command, turn) {
+                Answer::Pending if how == Advance::Try => return Answer::Pending,
                 Answer::Pending => {
                     // Also for callers that poll: one thread may hold a lock while another of the same multiprocessor
                     // runs.
                     mem.pause();
-                    if !waits {
+                    if how == Advance::Test {
                         return Answer::Pending;
                     }
                 }
