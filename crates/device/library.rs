@@ -9,7 +9,7 @@ use core::arch::asm;
 use onehop_device::gpu::GpuThread;
 use onehop_proto::GpuAddr;
 use onehop_proto::array::{ArrayError, Backing, PageCache};
-use onehop_proto::kernel::{Advance, Answer, Command, DeviceOp, DeviceQueue};
+use onehop_proto::kernel::{Answer, Command, DeviceOp, DeviceQueue};
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
@@ -35,7 +35,7 @@ fn start(
     blocks: u32,
     offset: u64,
     command: &mut Command,
-    how: Advance,
+    waits: bool,
 ) -> Answer {
     *command = Command::NONE;
     let begun = match (open(thread, queue), DeviceOp::from_code(op)) {
@@ -44,16 +44,16 @@ fn start(
         (None, _) => Answer::NoHandle,
     };
     match begun {
-        Answer::Pending => go_on(thread, queue, command, how),
+        Answer::Pending => go_on(thread, queue, command, waits),
         refused => refused,
     }
 }
 
 /// The only copy of the protocol.
 #[inline(never)]
-fn go_on(thread: &GpuThread, queue: *const Queue, command: &mut Command, how: Advance) -> Answer {
+fn go_on(thread: &GpuThread, queue: *const Queue, command: &mut Command, waits: bool) -> Answer {
     match open(thread, queue) {
-        Some(queue) => queue.go_on(thread, command, how),
+        Some(queue) => queue.go_on(thread, command, waits),
         None => Answer::NoHandle,
     }
 }
@@ -67,7 +67,7 @@ fn go_on(thread: &GpuThread, queue: *const Queue, command: &mut Command, how: Ad
 pub unsafe extern "C" fn onehop_read(queue: *const Queue, lba: u64, blocks: u32, offset: u64) -> i32 {
     // SAFETY: the caller's promise.
     let thread = unsafe { GpuThread::new() };
-    start(&thread, queue, DeviceOp::Read as u32, lba, blocks, offset, &mut { Command::NONE }, Advance::Wait).code()
+    start(&thread, queue, DeviceOp::Read as u32, lba, blocks, offset, &mut { Command::NONE }, true).code()
 }
 
 /// Writes blocks from the data memory, from byte `offset` on, and waits for it.
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn onehop_read(queue: *const Queue, lba: u64, blocks: u32,
 pub unsafe extern "C" fn onehop_write(queue: *const Queue, lba: u64, blocks: u32, offset: u64) -> i32 {
     // SAFETY: the caller's promise.
     let thread = unsafe { GpuThread::new() };
-    start(&thread, queue, DeviceOp::Write as u32, lba, blocks, offset, &mut { Command::NONE }, Advance::Wait).code()
+    start(&thread, queue, DeviceOp::Write as u32, lba, blocks, offset, &mut { Command::NONE }, true).code()
 }
 
 /// Begins to move blocks: `op` is 0 to read, 1 to write. -1 if the command is in flight; any other answer is its end.
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn onehop_submit(
     let thread = unsafe { GpuThread::new() };
     // SAFETY: the caller's promise; any bytes are a command, and `start` writes all of it before anything reads
     // it.
-    start(&thread, queue, op, lba, blocks, offset, unsafe { &mut *command }, Advance::Test).code()
+    start(&thread, queue, op, lba, blocks, offset, unsafe { &mut *command }, false).code()
 }
 
 /// Whether a command has ended, and how; -1 if not.
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn onehop_test(queue: *const Queue, command: *mut Command)
     // SAFETY: the caller's promise.
     let thread = unsafe { GpuThread::new() };
     // SAFETY: the caller's promise.
-    go_on(&thread, queue, unsafe { &mut *command }, Advance::Test).code()
+    go_on(&thread, queue, unsafe { &mut *command }, false).code()
 }
 
 /// Waits for a command's end.
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn onehop_wait(queue: *const Queue, command: *mut Command)
     // SAFETY: the caller's promise.
     let thread = unsafe { GpuThread::new() };
     // SAFETY: the caller's promise.
-    go_on(&thread, queue, unsafe { &mut *command }, Advance::Wait).code()
+    go_on(&thread, queue, unsafe { &mut *command }, true).code()
 }
 
 macro_rules! query {
@@ -167,7 +167,7 @@ query! {
 
 /// An array's handle: only its address is used here.
 #[repr(C)]
-pub struct Array([u32; 0]);
+pub struct OpaqueArray([u32; 0]);
 
 /// `onehop_pin`: a page that a thread has pinned.
 #[repr(C)]
@@ -182,7 +182,8 @@ pub struct Pin {
 /// `ONEHOP_NOT_CACHED`.
 const NOT_CACHED: i32 = -56;
 
-/// The queue of an array. Calls the functions above, where [`DeviceQueue`] would be inlined: a quarter of the registers.
+/// The queue of an array. It calls the functions above: with [`DeviceQueue`] inlined, a pin takes 145 registers. A thread that
+/// pins has one command at a time, so it may wait for room in the queue.
 struct Called(DeviceQueue<GpuThread>, *const Queue);
 
 impl Backing<GpuThread> for Called {
@@ -199,11 +200,11 @@ impl Backing<GpuThread> for Called {
         offset: u64,
         command: &mut Command,
     ) -> Answer {
-        start(thread, self.1, op as u32, lba, blocks, offset, command, Advance::Try)
+        start(thread, self.1, op as u32, lba, blocks, offset, command, false)
     }
 
     fn test(&self, thread: &GpuThread, command: &mut Command) -> Answer {
-        go_on(thread, self.1, command, Advance::Try)
+        go_on(thread, self.1, command, false)
     }
 
     fn life(&self, thread: &GpuThread) -> u32 {
@@ -217,7 +218,7 @@ impl Backing<GpuThread> for Called {
 
 type OpenArray = PageCache<GpuThread, Called>;
 
-fn open_array(thread: &GpuThread, array: *const Array) -> Result<OpenArray, ArrayError> {
+fn open_array(thread: &GpuThread, array: *const OpaqueArray) -> Result<OpenArray, ArrayError> {
     OpenArray::open_for_hits(thread, GpuAddr(array as u64))
 }
 
@@ -231,7 +232,7 @@ fn store_pin((slot, at, bytes): (u32, GpuAddr, u32), pin: *mut Pin) -> i32 {
 
 /// Pins a page that may have to be read.
 #[inline(always)]
-fn pin_page(array: *const Array, byte: u64, pin: *mut Pin, writes: bool) -> i32 {
+fn pin_page(array: *const OpaqueArray, byte: u64, pin: *mut Pin, writes: bool) -> i32 {
     // SAFETY: the caller of the function vouches for the array.
     let thread = unsafe { GpuThread::new() };
     let array = match open_array(&thread, array) {
@@ -256,7 +257,7 @@ fn pin_page(array: *const Array, byte: u64, pin: *mut Pin, writes: bool) -> i32 
 /// `array` is null or the handle of an array that is open, `pin` memory for a pin.
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_array_pin(array: *const Array, byte: u64, pin: *mut Pin) -> i32 {
+pub unsafe extern "C" fn onehop_array_pin(array: *const OpaqueArray, byte: u64, pin: *mut Pin) -> i32 {
     pin_page(array, byte, pin, false)
 }
 
@@ -266,7 +267,7 @@ pub unsafe extern "C" fn onehop_array_pin(array: *const Array, byte: u64, pin: *
 /// As for [`onehop_array_pin`].
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_array_pin_mut(array: *const Array, byte: u64, pin: *mut Pin) -> i32 {
+pub unsafe extern "C" fn onehop_array_pin_mut(array: *const OpaqueArray, byte: u64, pin: *mut Pin) -> i32 {
     pin_page(array, byte, pin, true)
 }
 
@@ -276,7 +277,7 @@ pub unsafe extern "C" fn onehop_array_pin_mut(array: *const Array, byte: u64, pi
 /// As for [`onehop_array_pin`].
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_array_pin_cached(array: *const Array, byte: u64, pin: *mut Pin) -> i32 {
+pub unsafe extern "C" fn onehop_array_pin_cached(array: *const OpaqueArray, byte: u64, pin: *mut Pin) -> i32 {
     // SAFETY: the caller's promise.
     let thread = unsafe { GpuThread::new() };
     match open_array(&thread, array) {
@@ -291,7 +292,7 @@ pub unsafe extern "C" fn onehop_array_pin_cached(array: *const Array, byte: u64,
 /// `pin` was pinned on this array and not released yet; no thread uses the page by it any more.
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_array_unpin(array: *const Array, pin: *const Pin) -> i32 {
+pub unsafe extern "C" fn onehop_array_unpin(array: *const OpaqueArray, pin: *const Pin) -> i32 {
     // SAFETY: the caller's promise.
     let thread = unsafe { GpuThread::new() };
     match open_array(&thread, array) {
@@ -310,7 +311,7 @@ pub unsafe extern "C" fn onehop_array_unpin(array: *const Array, pin: *const Pin
 /// As for [`onehop_array_unpin`].
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_array_unpin_mut(array: *const Array, pin: *const Pin) -> i32 {
+pub unsafe extern "C" fn onehop_array_unpin_mut(array: *const OpaqueArray, pin: *const Pin) -> i32 {
     // SAFETY: the caller's promise.
     let thread = unsafe { GpuThread::new() };
     match open_array(&thread, array) {
@@ -329,7 +330,7 @@ pub unsafe extern "C" fn onehop_array_unpin_mut(array: *const Array, pin: *const
 /// As for [`onehop_array_pin`].
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_array_bytes(array: *const Array) -> u64 {
+pub unsafe extern "C" fn onehop_array_bytes(array: *const OpaqueArray) -> u64 {
     // SAFETY: the caller's promise.
     let thread = unsafe { GpuThread::new() };
     open_array(&thread, array).map_or(0, |array| array.bytes(&thread))

@@ -160,17 +160,6 @@ impl Command {
 
 const _: () = assert!(Command::BYTES == 64);
 
-/// How far [`DeviceQueue::go_on`] advances a command.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Advance {
-    /// As [`DeviceQueue::try_test`].
-    Try,
-    /// As [`DeviceQueue::test`].
-    Test,
-    /// As [`DeviceQueue::wait`].
-    Wait,
-}
-
 /// How far a command is advanced.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
@@ -255,31 +244,26 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
     /// retried.
     #[inline(always)]
     pub fn test(&self, mem: &M, command: &mut Command) -> Answer {
-        self.go_on(mem, command, Advance::Test)
+        self.go_on(mem, command, false)
     }
 
     /// Waits for a command's end, or its deadline.
     #[inline(always)]
     pub fn wait(&self, mem: &M, command: &mut Command) -> Answer {
-        self.go_on(mem, command, Advance::Wait)
+        self.go_on(mem, command, true)
     }
 
-    /// [`Self::try_test`], [`Self::test`] or [`Self::wait`].
+    /// [`Self::test`] or [`Self::wait`].
     #[inline(always)]
-    pub fn go_on(&self, mem: &M, command: &mut Command, how: Advance) -> Answer {
-        let mut turn = match how {
-            Advance::Try => Turn::Try,
-            Advance::Test => Turn::Look,
-            Advance::Wait => Turn::Wait,
-        };
+    pub fn go_on(&self, mem: &M, command: &mut Command, waits: bool) -> Answer {
+        let mut turn = if waits { Turn::Wait } else { Turn::Look };
         loop {
             match self.turn(mem, command, turn) {
-                Answer::Pending if how == Advance::Try => return Answer::Pending,
                 Answer::Pending => {
                     // Also for callers that poll: one thread may hold a lock while another of the same multiprocessor
                     // runs.
                     mem.pause();
-                    if how == Advance::Test {
+                    if !waits {
                         return Answer::Pending;
                     }
                 }

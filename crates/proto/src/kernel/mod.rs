@@ -19,7 +19,7 @@ mod unseen;
 
 pub use answer::Answer;
 pub use descriptor::{KernelJob, KernelQueue};
-pub use device_queue::{Advance, Command, DeviceOp, DeviceQueue};
+pub use device_queue::{Command, DeviceOp, DeviceQueue};
 pub use group::{GROUP_WORDS, run_group};
 pub use handle::{Gate, Handle, signal, tally};
 pub use job::{Exit, ItemOutcome, Job, WorkItem, share};
