@@ -13,8 +13,9 @@
  *             use(pinned->field);
  *     }
  *
- * Every function returns ONEHOP_OK or another onehop_answer, and ends within the array's time limits. A row is sizeof(Row) bytes,
- * a multiple of 4, and may begin in one page and end in the next. Link as for device.h, whose functions these call.
+ * Every function returns ONEHOP_OK or another onehop_answer or onehop_array_answer, and ends within the array's time limits. A
+ * row is sizeof(Row) bytes, a multiple of 4, and may begin in one page and end in the next. Link as for device.h, whose functions
+ * these call.
  */
 #ifndef ONEHOP_ARRAY_H
 #define ONEHOP_ARRAY_H
@@ -67,10 +68,10 @@ template <class Row> class array {
     }
 
     /*
-     * Reads the rows `ids` to `out`, by all threads of a group: a thread block, or a tile of one. All of them call it with the same
-     * arguments. The result is that of the rows which the calling thread was responsible for: ONEHOP_OK, or the first error;
-     * `answers`, unless it is null, gets the result of each row. Rows in the cache are copied by all threads together; each of the
-     * others is read by one thread. `out` is filled when the group has synchronised, as this does at its end.
+     * Reads the rows `ids` to `out`, by all threads of a group of cooperative_groups: a block, or a tile of one. All of them call
+     * it with the same arguments, and have to be there. The result is that of the rows which the calling thread was responsible
+     * for: ONEHOP_OK, or the first error. `answers`, unless it is null, gets the result of each row. Rows in the cache are copied
+     * by all threads together; each of the others is read by one thread. The group synchronises at the end: then `out` is filled.
      */
     template <class Group>
     __device__ int gather(const Group &group, const index *ids, unsigned int n, Row *out, int *answers = nullptr) const

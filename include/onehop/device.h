@@ -56,9 +56,11 @@ enum onehop_answer {
     /* The command was never begun, or its end was already reported. */
     ONEHOP_SPENT = -12,
     /* Neither ONEHOP_READ nor ONEHOP_WRITE. */
-    ONEHOP_NO_OPERATION = -13,
+    ONEHOP_NO_OPERATION = -13
+};
 
-    /* Results of arrays. A page that could not be read has the result of the read, from those above. */
+/* Results of arrays, besides those above: a page that could not be read has the result of the read. */
+enum onehop_array_answer {
     /* Every page of the cache that could have made room was pinned or in use, for as long as the host allows. */
     ONEHOP_NO_ROOM = -50,
     /* Another thread did not finish reading or writing the page in time. */
@@ -76,7 +78,7 @@ enum onehop_answer {
     /* onehop::pin: the row is in two pages. */
     ONEHOP_TWO_PAGES = -57,
     /* Added to the result of a write: a page that had to make room could not be written back. */
-    ONEHOP_WRITE_BACK = 0x10000
+    ONEHOP_WRITE_BACK = 65536
 };
 
 /* What to do with blocks. */

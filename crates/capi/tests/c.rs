@@ -252,7 +252,10 @@ fn declared(header: &str) -> BTreeSet<String> {
 #[test]
 fn headers_and_libraries_have_the_same_functions() {
     let read = |file: &&str| std::fs::read_to_string(top().join("crates/capi/src").join(file)).unwrap();
-    let all = [(&["lib.rs", "transfer.rs", "pages.rs"][..], "onehop.h", 30), (&["sdr.rs"], "sdr.h", 12)];
+    let all = [
+        (&["lib.rs", "array.rs", "transfer.rs", "pages.rs"][..], "onehop.h", 30),
+        (&["sdr.rs"], "sdr.h", 12),
+    ];
     for (files, header, least) in all {
         let source: String = files.iter().map(read).collect();
         let exported: BTreeSet<String> = source
@@ -285,15 +288,22 @@ fn the_library_stays_loaded() {
 
 #[test]
 fn the_header_s_numbers_are_those_of_the_answers() {
+    use onehop_proto::array::ArrayError;
+    use onehop_proto::kernel::Answer;
+
     let text = std::fs::read_to_string(top().join("include/onehop/device.h")).unwrap();
-    let body = text.split_once("enum onehop_answer {").unwrap().1.split_once("};").unwrap().0;
-    let codes: BTreeSet<i32> = body
-        .lines()
-        .filter_map(|line| line.split_once(" = "))
-        .map(|(_, number)| number.trim_end_matches(',').parse().unwrap())
-        .collect();
-    let answers: BTreeSet<i32> =
-        (-100..=0).filter(|code| onehop_proto::kernel::Answer::from_code(*code).is_some()).collect();
-    assert_eq!(codes, answers);
+    let codes = |name: &str| -> BTreeSet<i32> {
+        let body = text.split_once(&format!("enum {name} {{")).unwrap().1.split_once("};").unwrap().0;
+        let numbers = body.lines().filter_map(|line| line.split_once(" = "));
+        numbers.map(|(_, number)| number.trim_end_matches(',').parse().unwrap()).collect()
+    };
+    let answers = (-100..=0).filter(|code| Answer::from_code(*code).is_some());
+    assert_eq!(codes("onehop_answer"), answers.collect());
+    let of_arrays = (-100..0).filter(|code| {
+        ArrayError::from_code(*code).is_some_and(|error| !matches!(error, ArrayError::Read(_)))
+    });
+    // What only functions of the headers answer, and what is added to a write-back's result.
+    let write_back = ArrayError::WriteBack(Answer::TimedOut).code() - Answer::TimedOut.code();
+    assert_eq!(codes("onehop_array_answer"), of_arrays.chain([-57, -56, write_back]).collect());
     assert_eq!(onehop_proto::kernel::Command::BYTES, 64);
 }
