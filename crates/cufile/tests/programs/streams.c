@@ -386,6 +386,7 @@ static void refused(void) {
             model("set until_refused", 0);
             MUST(!cuStreamSynchronize(stream));
             if (!answer.err) break;
+            printf("part %d of a %s refused: %d, %d, %ld\n", part, writes ? "write" : "read", answer.err, answer.cu_err, (long)words.done);
             MUST(answer.err == 5011 && answer.cu_err == 999 && words.done == 99);
             MUST(!rd(handle, memory, &again, stream) && !cuStreamSynchronize(stream) && again.done == PART);
             MUST(is_pattern(memory, 7, PART));
