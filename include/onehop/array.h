@@ -28,6 +28,7 @@ namespace onehop {
 
 template <class Row> class array {
     static_assert(sizeof(Row) % 4 == 0, "rows are copied in words of 4 bytes");
+    static_assert(__is_trivially_copyable(Row), "rows are copied as bytes");
 
   public:
     using index = unsigned long long;
@@ -38,6 +39,13 @@ template <class Row> class array {
 
     /* Whole rows; 0 if it is no array. */
     __device__ index size() const { return onehop_array_bytes(handle_) / sizeof(Row); }
+
+    /* ONEHOP_OK if there is such a row. */
+    __device__ int check(index i) const
+    {
+        const index count = size();
+        return i < count ? ONEHOP_OK : count ? ONEHOP_ARRAY_END : ONEHOP_NO_ARRAY;
+    }
 
     /* Reads one row, by one thread. */
     __device__ int read(index i, Row *to) const
@@ -82,8 +90,8 @@ template <class Row> class array {
         const unsigned int first = lane_of_warp() - lane;
         const unsigned int mask = (lanes < 32 ? (1u << lanes) - 1 : ~0u) << first;
         /* Few rows are spread over all warps: each then copies for a shorter time. A warp with fewer lanes takes fewer. */
-        const unsigned int warps = (threads + 31) / 32, share = (n + warps - 1) / warps, chunk = share < lanes ? share : lanes;
-        const unsigned int stride = share < 32 ? share : 32;
+        const unsigned int warps = (threads + 31) / 32, share = n / warps + (n % warps != 0);
+        const unsigned int stride = share < 32 ? share : 32, chunk = stride < lanes ? stride : lanes;
         const index count = size();
         const bool wide = sizeof(Row) % 16 == 0 && reinterpret_cast<index>(out) % 16 == 0;
         int kept = count ? ONEHOP_OK : ONEHOP_NO_ARRAY;
@@ -127,8 +135,9 @@ template <class Row> class array {
      * which it says how much it has done. */
     template <class One> __device__ int move(index i, One one) const
     {
-        if (i >= size())
-            return onehop_array_bytes(handle_) ? ONEHOP_ARRAY_END : ONEHOP_NO_ARRAY;
+        const int found = check(i);
+        if (found != ONEHOP_OK)
+            return found;
         for (unsigned int done = 0; done < sizeof(Row);) {
             unsigned int bytes = sizeof(Row) - done;
             const int answer = one(i * sizeof(Row) + done, done, &bytes);
@@ -207,7 +216,9 @@ template <class Row> class pin {
   public:
     __device__ pin(const array<Row> &rows, unsigned long long i) : handle_(rows.handle())
     {
-        answer_ = i < rows.size() ? onehop_array_pin(handle_, i * sizeof(Row), &pin_) : ONEHOP_ARRAY_END;
+        answer_ = rows.check(i);
+        if (answer_ == ONEHOP_OK)
+            answer_ = onehop_array_pin(handle_, i * sizeof(Row), &pin_);
         if (answer_ == ONEHOP_OK && pin_.bytes < sizeof(Row)) {
             onehop_array_unpin(handle_, &pin_);
             answer_ = ONEHOP_TWO_PAGES;
@@ -237,7 +248,9 @@ template <class Row> class pin_mut {
   public:
     __device__ pin_mut(const array<Row> &rows, unsigned long long i) : handle_(rows.handle())
     {
-        answer_ = i < rows.size() ? onehop_array_pin_mut(handle_, i * sizeof(Row), &pin_) : ONEHOP_ARRAY_END;
+        answer_ = rows.check(i);
+        if (answer_ == ONEHOP_OK)
+            answer_ = onehop_array_pin_mut(handle_, i * sizeof(Row), &pin_);
         if (answer_ == ONEHOP_OK && pin_.bytes < sizeof(Row)) {
             /* Nothing was stored: it need not be written back. */
             onehop_array_unpin(handle_, &pin_);

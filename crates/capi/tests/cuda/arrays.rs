@@ -151,13 +151,13 @@ fn what_cannot_be_is_answered() {
     let Some(code) = machine.cpp(test, "arrays.ptx") else { return };
     let bed = machine.bed("", 63);
     let array = open(&bed, 1 << 20, false);
-    let (answers, none) = (bed.answers(8), machine.gpu.alloc(Place::PinnedHost, 4096).unwrap());
+    let (answers, none) = (bed.answers(9), machine.gpu.alloc(Place::PinnedHost, 4096).unwrap());
     none.fill(0, 4096, 0).unwrap();
     let args = [array.handle(), none.addr(), answers.addr()].map(|addr| Arg::U64(addr.0));
     bed.start(&code, "refusals", (1, 1), &args).wait().unwrap();
     let [end, no_array, read_only] =
         [ArrayError::Range, ArrayError::NoArray, ArrayError::ReadOnly].map(ArrayError::code);
-    assert_eq!(answers_of(&answers, 8), [end, end, no_array, no_array, end, -57, read_only, -56]);
+    assert_eq!(answers_of(&answers, 9), [end, end, no_array, no_array, end, -57, read_only, -56, no_array]);
     array.close().unwrap();
 
     // Pages that the drive cannot read, and a drive that goes away: errors for these rows, and for no others.

@@ -116,7 +116,7 @@ extern "C" __global__ void two_pins(const onehop_array *array, const unsigned lo
         out[i] = one->word[5] ^ (*other).word[63];
 }
 
-/* What each call answers that cannot succeed: answers[0] to [7]. */
+/* What each call answers that cannot succeed: answers[0] to [8]. */
 extern "C" __global__ void refusals(const onehop_array *array, const onehop_array *none, int *answers)
 {
     onehop::array<row66> rows(array), nothing(none);
@@ -133,6 +133,7 @@ extern "C" __global__ void refusals(const onehop_array *array, const onehop_arra
     answers[5] = onehop::pin<row66>(rows, 15).answer();
     answers[6] = onehop::array<unsigned int>(array).write(0, 1);
     answers[7] = onehop_array_pin_cached(array, ~0ull, &at);
+    answers[8] = onehop::pin_mut<row66>(nothing, 0).answer();
 }
 
 /* Cycles of a gather by one block, for `rounds` of them: the rows of round r begin at ids[r * n]. */
