@@ -33,18 +33,20 @@ template <class Row> class array {
   public:
     using index = unsigned long long;
 
-    __device__ explicit array(const onehop_array *handle) : handle_(handle) {}
+    __device__ explicit array(const onehop_array *handle)
+        : handle_(handle), size_(onehop_array_bytes(handle) / sizeof(Row))
+    {
+    }
 
     __device__ const onehop_array *handle() const { return handle_; }
 
     /* Whole rows; 0 if it is no array. */
-    __device__ index size() const { return onehop_array_bytes(handle_) / sizeof(Row); }
+    __device__ index size() const { return size_; }
 
     /* ONEHOP_OK if there is such a row. */
     __device__ int check(index i) const
     {
-        const index count = size();
-        return i < count ? ONEHOP_OK : count ? ONEHOP_ARRAY_END : ONEHOP_NO_ARRAY;
+        return i < size_ ? ONEHOP_OK : size_ ? ONEHOP_ARRAY_END : ONEHOP_NO_ARRAY;
     }
 
     /* Reads one row, by one thread. */
@@ -92,15 +94,14 @@ template <class Row> class array {
         /* Few rows are spread over all warps: each then copies for a shorter time. A warp with fewer lanes takes fewer. */
         const unsigned int warps = (threads + 31) / 32, share = n / warps + (n % warps != 0);
         const unsigned int stride = share < 32 ? share : 32, chunk = stride < lanes ? stride : lanes;
-        const index count = size();
         const bool wide = sizeof(Row) % 16 == 0 && reinterpret_cast<index>(out) % 16 == 0;
-        int kept = count ? ONEHOP_OK : ONEHOP_NO_ARRAY;
+        int kept = size_ ? ONEHOP_OK : ONEHOP_NO_ARRAY;
 
         for (index start = index(rank / 32) * stride; start < n; start += index(warps) * stride) {
             const unsigned int rows = n - start < stride ? static_cast<unsigned int>(n - start) : stride;
             for (unsigned int part = 0; part < rows; part += chunk) {
                 const unsigned int here = rows - part < chunk ? rows - part : chunk;
-                const int answer = some(lane, here, ids + start + part, count, out + start + part, wide, mask, first);
+                const int answer = some(lane, here, ids + start + part, out + start + part, wide, mask, first);
                 if (answer != ONEHOP_OK && kept == ONEHOP_OK)
                     kept = answer;
                 if (answers && lane < here)
@@ -113,6 +114,7 @@ template <class Row> class array {
 
   private:
     const onehop_array *handle_;
+    index size_;
 
     struct alignas(16) quad {
         unsigned int word[4];
@@ -149,25 +151,19 @@ template <class Row> class array {
     }
 
     /* At most a row for each lane of this warp. */
-    __device__ int some(unsigned int lane, unsigned int rows, const index *ids, index count, Row *out, bool wide,
-                        unsigned int mask, unsigned int first) const
+    __device__ int some(unsigned int lane, unsigned int rows, const index *ids, Row *out, bool wide, unsigned int mask,
+                        unsigned int first) const
     {
+        /* Lanes without a row pin the first one: a warp of which only some lanes call takes its next steps in pieces. */
+        const index id = ids[lane < rows ? lane : 0];
+        const int found = check(id);
         onehop_pin pin = {};
-        int answer = ONEHOP_OK;
-        index id = 0;
-        bool hit = false;
+        const int pinned = onehop_array_pin_cached(handle_, found == ONEHOP_OK ? id * sizeof(Row) : ~index(0), &pin);
+        const bool hit = pinned == ONEHOP_OK && pin.bytes >= sizeof(Row);
+        int answer = found != ONEHOP_OK ? found : hit || pinned != ONEHOP_OK ? pinned : ONEHOP_NOT_CACHED;
 
-        if (lane < rows) {
-            id = ids[lane];
-            answer = id < count ? onehop_array_pin_cached(handle_, id * sizeof(Row), &pin)
-                                : count ? ONEHOP_ARRAY_END : ONEHOP_NO_ARRAY;
-            hit = answer == ONEHOP_OK && pin.bytes >= sizeof(Row);
-            if (answer == ONEHOP_OK && !hit) {
-                onehop_array_unpin(handle_, &pin);
-                answer = ONEHOP_NOT_CACHED;
-            }
-        }
-        __syncwarp(mask);
+        if (pinned == ONEHOP_OK && !hit)
+            onehop_array_unpin(handle_, &pin);
         const index from = hit ? reinterpret_cast<index>(pin.at) : 0;
         if (wide)
             together<quad>(lane, rows, from, out, mask, first);
@@ -178,10 +174,10 @@ template <class Row> class array {
         if (hit)
             onehop_array_unpin(handle_, &pin);
         /* Nobody of this warp holds a pin now: each may wait. */
-        if (answer == ONEHOP_NOT_CACHED)
+        if (lane < rows && answer == ONEHOP_NOT_CACHED)
             answer = read(id, out + lane);
         __syncwarp(mask);
-        return answer;
+        return lane < rows ? answer : ONEHOP_OK;
     }
 
     /* All lanes copy each row whose lane says where it is. */
