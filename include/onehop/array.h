@@ -154,7 +154,7 @@ template <class Row> class array {
     __device__ int some(unsigned int lane, unsigned int rows, const index *ids, Row *out, bool wide, unsigned int mask,
                         unsigned int first) const
     {
-        /* Lanes without a row pin the first one: a warp of which only some lanes call takes its next steps in pieces. */
+        /* Lanes without a row pin the first one: what follows a call by only some lanes took longer (docs/benchmarks.md). */
         const index id = ids[lane < rows ? lane : 0];
         const int found = check(id);
         onehop_pin pin = {};
